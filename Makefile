@@ -1,0 +1,93 @@
+# NovaRL: `make help` lists the targets. Each makes its virtualenv on first use, so a fresh clone needs only Python and make.
+#
+#   VENV=path   another virtualenv        THREADS=n   CPU threads of a run (default 2)
+#   PYTHON=…    the Python to build it    DATA=dir    where test-real finds its data    ARGS=…  passed on to the command
+
+VENV    ?= .venv
+PYTHON  ?= python3
+THREADS ?= 2
+ARGS    ?=
+
+PY    := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+# Set before torch loads: the same kernel for every row, so a request's numbers do not depend on its neighbours.
+export MKL_CBWR ?= AVX2
+export OMP_NUM_THREADS ?= $(THREADS)
+export MKL_NUM_THREADS ?= $(OMP_NUM_THREADS)
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup check demo train_smoke train_quick train_full lint format test certificates test-kill test-real \
+        bench-smoke tensorboard requirements wheel clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "NovaRL needs Python 3.11 or newer, and $(PYTHON) is older: try make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+setup: $(STAMP) ## make the virtualenv and install (again only when pyproject.toml or constraints.txt change)
+
+check: $(STAMP) ## versions, device, one forward pass
+	$(PY) -m novarl check $(ARGS)
+
+demo: ## a tabular PPO that learns in seconds, with the standard library only
+	$(PYTHON) demo.py $(ARGS)
+
+train_smoke: $(STAMP) ## under two minutes: a language model learns to sort, before your eyes
+	$(PY) -m novarl demo $(ARGS)
+
+train_quick: $(STAMP) ## at most 6 minutes: arithmetic, more SFT against RL
+	$(PY) benchmarks/arithmetic.py --budget quick $(ARGS)
+
+train_full: $(STAMP) ## at most 18 minutes: the same, further
+	$(PY) benchmarks/arithmetic.py --budget full $(ARGS)
+
+lint: $(STAMP) ## ruff, mypy (strict on core and algos), import contracts
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m mypy --strict novarl/core novarl/algos
+	$(VENV)/bin/lint-imports
+
+format: $(STAMP) ## let ruff mend what it can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+test: export OMP_NUM_THREADS = 1
+test: export MKL_NUM_THREADS = 1
+test: $(STAMP) ## the tests, two at a time, on one thread each
+	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+
+certificates: $(STAMP) ## every estimator against the exact gradient of expected reward
+	$(PY) benchmarks/certificates.py $(ARGS)
+
+test-kill: $(STAMP) ## kill -9 at random instants; resume must be bit-identical
+	$(PY) benchmarks/kill.py $(ARGS)
+
+test-real: $(STAMP) ## SFT, then RL, on real data: make test-real DATA=dir
+	@test -n "$(DATA)" || { echo "say where the data are: make test-real DATA=dir" >&2; exit 2; }
+	$(PY) benchmarks/real.py --data "$(DATA)" $(ARGS)
+
+bench-smoke: $(STAMP) ## the smoke run over three seeds, and with shuffled rewards
+	$(PY) benchmarks/smoke.py $(ARGS)
+
+tensorboard: $(STAMP) ## curves of the newest run, at http://localhost:6006
+	$(VENV)/bin/tensorboard --logdir runs/latest/tb --port 6006 $(ARGS)
+
+requirements: $(STAMP) ## write requirements.txt anew from pyproject.toml
+	$(PY) tools/make_requirements.py
+
+wheel: $(STAMP) ## dist/novarl-*.whl
+	rm -rf build
+	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## caches and build output; runs/ and the virtualenv stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -1,0 +1,52 @@
+"""The composition root: with `cli` the only reader of a configuration. Everything below takes the few values it needs.
+
+Importing this package costs nothing: each command's parts are loaded when it runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
+
+
+def run_rl(config: RLConfig) -> dict[str, Any]:
+    """Reinforcement learning; returns what summary.json holds. KeyboardInterrupt once Ctrl-C was obeyed and all is saved."""
+    from novarl.build import rl
+
+    return _unless_stopped(rl.run_rl(config))
+
+
+def run_sft(config: SFTConfig) -> dict[str, Any]:
+    """Supervised fine-tuning; as `run_rl`."""
+    from novarl.build import sft
+
+    return _unless_stopped(sft.run_sft(config))
+
+
+def run_eval(config: EvalConfig) -> dict[str, Any]:
+    """Evaluation; returns what summary.json holds."""
+    from novarl.build import evaluate
+
+    return evaluate.run_eval(config)
+
+
+def run_sample(config: SampleConfig) -> None:
+    """Answer a prompt, or every line of the standard input."""
+    from novarl.build import talk
+
+    talk.run_sample(config)
+
+
+def check() -> None:
+    """Print versions and device, and run one forward pass."""
+    from novarl.build import selfcheck
+
+    selfcheck.run_check()
+
+
+def _unless_stopped(summary: dict[str, Any]) -> dict[str, Any]:
+    if summary["status"] == "stopped":
+        raise KeyboardInterrupt(f"stopped after step {summary['steps']}, and saved")
+    return summary

@@ -1,0 +1,116 @@
+"""The rows of a run: a task's or a data file's, with some held out, each one accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, TypeVar
+
+from novarl.config.tree import EvalConfig, RLConfig, SFTConfig
+from novarl.core.bus import Bus
+from novarl.core.errors import NovaError
+from novarl.core.types import Prompt, Sequence
+from novarl.data.dataset import RowCounts, load_rl, load_sft
+from novarl.data.formats import BadRow
+from novarl.data.sources import RawRow
+from novarl.models.load import Policy
+from novarl.tasks.registry import Task
+
+T = TypeVar("T")
+HELD_OUT_SHARE = 10
+"""At most one row in so many of a data file is held out."""
+
+
+@dataclass(slots=True)
+class Rows(Generic[T]):
+    """`train` to learn from, `held_out` to measure on, what became of the rows, and those that could not be used."""
+
+    train: list[T]
+    held_out: list[T]
+    counts: RowCounts
+    bad: list[BadRow] = field(default_factory=list)
+
+    def summary(self) -> dict[str, int]:
+        return {**asdict(self.counts), "held_out": len(self.held_out)}
+
+    def report(self, bus: Bus) -> None:
+        """An event for each row that could not be used."""
+        for row in self.bad:
+            bus.event("bad_row", where=row.where, field=row.field, reason=row.reason)
+
+
+def raw(rows: Iterable[Mapping[str, Any]]) -> list[RawRow]:
+    """A task's rows as if read from a file; a row's own id is its place."""
+    return [RawRow(index, str(row["id"]), {key: value for key, value in row.items() if key != "id"}) for index, row in enumerate(rows)]
+
+
+def set_aside(items: list[T], most: int) -> tuple[list[T], list[T]]:
+    """(train, held out): every so-manyth row, at most `most` and a tenth of all, the same whatever the seed."""
+    count = min(most, len(items) // HELD_OUT_SHARE)
+    if count == 0:
+        return items, []
+    stride = len(items) // count
+    held = set(range(stride - 1, stride * count, stride))
+    return [item for index, item in enumerate(items) if index not in held], [items[index] for index in sorted(held)]
+
+
+def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *, max_tokens: int) -> Rows[Prompt]:
+    """Prompts to train on and to measure on."""
+    bad: list[BadRow] = []
+    limit = config.max_length or policy.context - max_tokens
+    if limit < 1:
+        raise NovaError(
+            f"answers of {max_tokens} tokens leave no room for a prompt in a context of {policy.context}",
+            where="rollout.max_tokens",
+            fix="make it smaller",
+        )
+    options: dict[str, Any] = {
+        "tokenizer": policy.tokenizer,
+        "max_length": limit,
+        "on_long": config.on_long,
+        "apply_chat_template": config.apply_chat_template,
+        "max_bad_rows": config.max_bad_rows,
+        "report": bad.append,
+    }
+    keys = {"messages_key": config.messages_key, "prompt_key": config.prompt_key, "answer_key": config.answer_key}
+    if task is not None:
+        train, counts = load_rl(raw(task.rows("train", seed=0)), **options)
+        held_out, _ = load_rl(raw(task.rows("held_out", seed=0)[: config.eval.n]), **options)
+        return Rows(train, held_out, counts, bad)
+    assert config.data is not None
+    prompts, counts = load_rl(config.data, **options, **keys)
+    if isinstance(config, EvalConfig):
+        return Rows([], prompts[: config.eval.n], counts, bad)
+    if config.eval.data:
+        held_out, _ = load_rl(config.eval.data, **options, **keys)
+        return Rows(prompts, held_out[: config.eval.n], counts, bad)
+    return Rows(*set_aside(prompts, config.eval.n), counts, bad)
+
+
+def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[Sequence]:
+    """Sequences to imitate and to measure on."""
+    bad: list[BadRow] = []
+    options: dict[str, Any] = {
+        "tokenizer": policy.tokenizer,
+        "max_length": min(config.max_length or policy.context, policy.context),
+        "on_long": config.on_long,
+        "apply_chat_template": config.apply_chat_template,
+        "max_bad_rows": config.max_bad_rows,
+        "report": bad.append,
+    }
+    keys = {"messages_key": config.messages_key, "prompt_key": config.prompt_key, "completion_key": config.completion_key}
+    if task is not None:
+        sequences, counts = load_sft(raw(demonstrations(task)), **options)
+        return Rows(sequences, [], counts, bad)
+    assert config.data is not None
+    sequences, counts = load_sft(config.data, **options, **keys)
+    if config.eval.data:
+        held_out, _ = load_sft(config.eval.data, **options, **keys)
+        return Rows(sequences, held_out[: config.eval.n], counts, bad)
+    return Rows(*set_aside(sequences, config.eval.n), counts, bad)
+
+
+def demonstrations(task: Task) -> list[dict[str, Any]]:
+    """A task's demonstrations as rows with ids."""
+    return [{"id": f"{task.name}/demonstration/{index}", **row} for index, row in enumerate(task.demonstrations(seed=0))]
+

@@ -1,0 +1,76 @@
+"""From prompts to rollouts: one episode for each sample, all of them at once in the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from novarl.core.seeds import derive
+from novarl.core.types import Engine, Env, Prompt, Rollout, Sampling, Tokenizer
+from novarl.engines.local import LocalEngine
+from novarl.envs.episode import run_episode
+from novarl.models.load import Policy
+
+
+def local_engine(policy: Policy, *, max_batch: int = 64) -> LocalEngine:
+    """An engine in this process, on the policy's own weights."""
+    return LocalEngine(
+        policy.model,
+        policy.tokenizer,
+        eos_ids=policy.eos_ids,
+        context=policy.context,
+        max_batch=max_batch,
+        pad_id=policy.tokenizer.pad_token_id,
+        compute_dtype=policy.compute_dtype if policy.compute_dtype.itemsize == 2 else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Runs episodes. The random stream of each belongs to (seed, purpose, step, prompt, sample), so neither the ranks nor
+    the other requests change what it says."""
+
+    engine: Engine
+    env: Callable[[], Env]
+    tokenizer: Tokenizer
+    sampling: Sampling
+    max_turns: int
+    apply_chat_template: bool
+    samples: int
+    seed: int
+    greedy_twin: bool = False
+
+    def train(self, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Rollout]:
+        """`samples` rollouts of every (group, prompt), and its greedy one where a baseline needs it."""
+        sampling = replace(self.sampling, seed=derive(self.seed, "rollout", step))
+        wanted = [(group, prompt, index, sampling, "train") for group, prompt in asked for index in range(self.samples)]
+        if self.greedy_twin:
+            greedy = replace(sampling, temperature=0.0)
+            wanted += [(group, prompt, 0, greedy, "baseline") for group, prompt in asked]
+        return asyncio.run(self._all(wanted))
+
+    def evaluate(self, asked: Sequence[tuple[int, Prompt]], samples: int, sampling: Sampling) -> list[Rollout]:
+        """`samples` rollouts of every prompt, by another stream than training's."""
+        sampling = replace(sampling, seed=derive(self.seed, "evaluate"))
+        return asyncio.run(
+            self._all([(group, prompt, index, sampling, "train") for group, prompt in asked for index in range(samples)])
+        )
+
+    async def _all(self, wanted: Sequence[tuple[int, Prompt, int, Sampling, str]]) -> list[Rollout]:
+        episodes = [
+            run_episode(
+                self.engine,
+                self.env(),
+                prompt,
+                tokenizer=self.tokenizer,
+                sampling=sampling,
+                group=group,
+                index=index,
+                role=role,
+                max_turns=self.max_turns,
+                apply_chat_template=self.apply_chat_template,
+            )
+            for group, prompt, index, sampling, role in wanted
+        ]
+        return list(await asyncio.gather(*episodes))

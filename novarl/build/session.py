@@ -1,0 +1,203 @@
+"""One run from the outside: its directory, its reports, its checkpoints, and how it stops.
+
+The loops yield; a Session does what the caller of a loop does after each yield: report, evaluate, save, notice Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from novarl.core.bus import Bus
+from novarl.core.checkpoint import Checkpoint, Checkpoints, open_checkpoint
+from novarl.core.errors import NovaError
+from novarl.core.rundir import RunDir, environment
+from novarl.core.types import Record
+from novarl.distributed.ranks import Ranks
+from novarl.loops.evaluate import Evaluation
+from novarl.loops.state import LoopState
+
+Snapshot = Callable[[], dict[str, Any]]
+
+
+class Stopped(Exception):
+    """Ctrl-C or SIGTERM was obeyed: the update was finished and the state saved."""
+
+
+class Interrupts:
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the update; the second one stops at once."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True
+        print("\nstopping after this update, then saving (once more to stop at once)", file=sys.stderr)
+
+
+@dataclass(slots=True)
+class Opened:
+    """A run directory before anything was written: what it holds, and the checkpoint to go on from."""
+
+    rundir: RunDir
+    checkpoint: Checkpoint | None
+    troubles: list[str]
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        return self.checkpoint.load() if self.checkpoint else None
+
+
+def open_run(kind: str, run_dir: str | None, resume: str | None, ranks: Ranks) -> Opened:
+    """Find the directory and the checkpoint to resume from. Writes nothing.
+
+    Without `resume`, a directory that holds a run is refused. `auto` goes on where the run stopped, or starts afresh
+    where there is none; a path names one checkpoint, which must be whole and belong to the run in `run_dir`.
+    """
+    if resume not in (None, "auto"):
+        checkpoint = open_checkpoint(Path(resume))
+        home = checkpoint.path.resolve().parent.parent
+        if run_dir is not None and Path(run_dir).resolve() != home:
+            raise NovaError(
+                f"the checkpoint belongs to the run {home}", where=f"run_dir={run_dir}", fix="leave run_dir out, or start a new run with model=<checkpoint>/model"
+            )
+        return Opened(RunDir(Path(run_dir) if run_dir else checkpoint.path.parent.parent), checkpoint, [])
+    name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    rundir = RunDir(Path(ranks.from_first(name)))
+    if resume is None:
+        rundir.refuse_if_taken()
+        return Opened(rundir, None, [])
+    found, troubles = Checkpoints(rundir.path / "checkpoints", keep=1).find() if ranks.rank == 0 else (None, [])
+    found, troubles = ranks.from_first((found, troubles))
+    return Opened(rundir, open_checkpoint(found.path) if found else None, troubles)
+
+
+@dataclass(slots=True)
+class Session:
+    """A run in progress: what was measured so far, how often to save and evaluate, and what a checkpoint must hold."""
+
+    rundir: RunDir
+    ranks: Ranks
+    bus: Bus
+    interrupts: Interrupts
+    checkpoints: Checkpoints
+    write_model: Callable[[Path], None]
+    save_every: int | None = None
+    eval_every: int | None = None
+    keep_best: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    order: int = 0
+    saved_order: int = -1
+    started: float = field(default_factory=time.perf_counter)
+    snapshot: Snapshot = dict
+    prefix: str = "step"
+
+    def begin(self, opened: Opened, state: Mapping[str, Any] | None, manifest: Mapping[str, Any], config_text: str) -> None:
+        """Make the directory, or cut its logs back to the checkpoint: the first thing that is written."""
+        if state is not None and opened.checkpoint is not None:
+            self.facts, self.order = dict(state["facts"]), opened.checkpoint.order
+            self.saved_order = self.order
+        if self.ranks.rank == 0:
+            self.rundir.create()
+            if state is not None:
+                self.rundir.cut_logs(state["logs"])
+            else:
+                self.rundir.clear_logs()
+                self.rundir.write_json("manifest.json", {**environment(), **manifest})
+            (self.rundir.path / "config.yaml").write_text(config_text)
+        self.ranks.wait()
+
+    def enter(self, name: str, snapshot: Snapshot, *, prefix: str, steps: int, done: int) -> None:
+        """Begin or re-enter a phase: checkpoints are now named `<prefix>-<step>` and hold `snapshot()`."""
+        self.prefix = prefix
+        self.snapshot = lambda: {"phase": name, **snapshot()}
+        self.bus.event("phase", name=name, steps=steps, done=done)
+
+    def drive(self, loop: Iterator[Record], state: LoopState, evaluate: Callable[[], Evaluation] | None = None) -> None:
+        """Run a loop to its end: report every update, evaluate and save when due, stop when asked (raises Stopped)."""
+        for record in loop:
+            whole = state.pending is None
+            step = state.step if whole else state.step + 1
+            record = {**record, "update": float(state.update)}
+            best = False
+            if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:
+                record, best = self._evaluated(record, evaluate())
+            self._report(step, record)
+            if whole and (best or (self.save_every and state.step % self.save_every == 0)):
+                self.save(state, best=best)
+            if any(self.ranks.gather(self.interrupts.wanted)):
+                self.save(state)
+                raise Stopped
+
+    def _evaluated(self, record: Record, found: Evaluation) -> tuple[Record, bool]:
+        """The record with the evaluation in it, and whether it is the best so far and to be kept."""
+        low, high = found.interval
+        record = record | {"eval/score": found.score, "eval/score_low": low, "eval/score_high": high, "eval/n": float(found.n)}
+        record |= {f"eval/pass_at_{k}": value for k, value in found.pass_at.items()}
+        best = self.keep_best and found.score > self.facts.get("best", float("-inf"))
+        if best:
+            self.facts["best"] = found.score
+        return record, best
+
+    def note(self, name: str, found: Evaluation) -> None:
+        """Remember a measurement, "before" or "after", and show it."""
+        self.facts[name] = found.summary()
+        self.bus.event("eval", name=name, **found.summary())
+
+    def _report(self, step: int, record: Record) -> None:
+        """Send one update's record to the sinks, with the seconds of its stages."""
+        times = self.bus.take_times()
+        seconds = sum(times.values())
+        times["time/step_s"] = seconds
+        if seconds > 0:
+            times["tokens_per_second"] = record.get("completion_tokens", record.get("tokens", 0.0)) / seconds
+            if "episodes" in record:
+                times["episodes_per_second"] = record["episodes"] / seconds
+        self.order += 1
+        self.bus.step(step, record | times)
+
+    def save(self, state: LoopState, *, best: bool = False) -> bool:
+        """Save now; True where it was written. A full disk is said, and the last good checkpoint is kept."""
+        if self.saved_order == self.order and not best:
+            return True
+        name = f"{self.prefix}-{state.step:06d}" + (f"-update-{state.pending.used}" if state.pending else "")
+        written = True
+        if self.ranks.rank == 0:
+            self.bus.flush()
+            document = {**self.snapshot(), "facts": self.facts, "logs": self.rundir.log_sizes()}
+            try:
+                self.checkpoints.save(name, document, self.write_model, order=self.order, best=best)
+            except OSError as error:
+                written = False
+                self.bus.event("save_failed", name=name, reason=str(error))
+                print(f"novarl: checkpoint {name} could not be written ({error}); the last good one is kept", file=sys.stderr)
+        written = self.ranks.from_first(written)
+        if written:
+            self.saved_order = self.order
+        return written
+
+    def summarize(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Write summary.json: what every run leaves, however it ended."""
+        summary = {"seconds": round(time.perf_counter() - self.started, 3), **entries}
+        if self.ranks.rank == 0:
+            self.rundir.write_json("summary.json", summary)
+            self.bus.event("summary", **summary)
+        return summary

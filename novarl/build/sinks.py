@@ -1,0 +1,41 @@
+"""Where a run's reports go, and its last page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from novarl.build.session import Session
+from novarl.core.types import Sink
+from novarl.observe.figures import draw
+from novarl.observe.sinks.console import ConsoleSink
+from novarl.observe.sinks.jsonl import JsonlSink
+from novarl.observe.sinks.tensorboard import TensorBoardSink
+
+
+def open_sinks(folder: Path, *, console: bool, tensorboard: bool) -> list[Sink]:
+    """The sinks of rank 0. metrics.jsonl and events.jsonl are always written: the run directory is the contract."""
+    sinks: list[Sink] = [JsonlSink(folder)]
+    if tensorboard:
+        sinks.append(TensorBoardSink(folder / "tb"))
+    if console:
+        sinks.append(ConsoleSink())
+    return sinks
+
+
+def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw the curves, name what was written, write summary.json and say it."""
+    folder = session.rundir.path
+    if session.ranks.rank != 0:
+        return dict(entries)
+    session.bus.flush()
+    paths = {"run_dir": folder, "metrics": folder / "metrics.jsonl", "logs": folder / "logs" / "train.jsonl"}
+    paths |= {"events": folder / "events.jsonl", "tensorboard": folder / "tb", "checkpoints": folder / "checkpoints"}
+    latest = folder / "checkpoints" / "latest"
+    if latest.is_file():
+        paths["model"] = folder / "checkpoints" / latest.read_text().strip() / "model"
+    paths |= {"samples": folder / "samples.md", "rollouts": folder / "rollouts"}
+    draw(folder)
+    paths["figures"] = folder / "figures"
+    return session.summarize({**entries, "paths": {name: str(path) for name, path in paths.items() if path.exists()}})

@@ -1,0 +1,55 @@
+"""`novarl sample`: ask a model."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator
+
+from novarl.build.machine import start
+from novarl.build.sampling import local_engine
+from novarl.config.tree import SampleConfig
+from novarl.core.errors import NovaError
+from novarl.core.types import Sampling
+from novarl.data.render import render_prompt
+from novarl.models.load import load
+
+
+def run_sample(config: SampleConfig) -> None:
+    """Answer the prompt, or every line of the standard input, on the standard output."""
+    device, _ = start(config.device, config.threads, config.seed)
+    policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device)
+    engine = local_engine(policy)
+    talk = config.sampling
+    sampling = Sampling(
+        temperature=talk.temperature,
+        top_k=talk.top_k,
+        top_p=talk.top_p,
+        min_p=talk.min_p,
+        max_tokens=talk.max_tokens,
+        stop=tuple(talk.stop),
+        seed=config.seed,
+    )
+
+    async def answers(prompt: str, number: int) -> list[str]:
+        tokens = render_prompt(
+            policy.tokenizer, ({"role": "user", "content": prompt},), apply_chat_template=config.apply_chat_template
+        )
+        requests = [engine.sample(tokens, sampling, key=f"sample/{number}/{index}") for index in range(config.n)]
+        return [policy.tokenizer.decode(found.tokens, skip_special_tokens=True) for found in await asyncio.gather(*requests)]
+
+    count = 0
+    for number, prompt in enumerate(_prompts(config.prompt, sys.stdin)):
+        for text in asyncio.run(answers(prompt, number)):
+            print(text, flush=True)
+            count += 1
+    if count == 0:
+        raise NovaError("there is nothing to answer", where="prompt", fix="write prompt='...', or pipe one prompt a line in")
+    engine.close()
+
+
+def _prompts(given: str | None, lines: Iterable[str]) -> Iterator[str]:
+    if given is not None:
+        yield given
+    else:
+        yield from (line.rstrip("\n") for line in lines if line.strip())

@@ -1,0 +1,44 @@
+"""Whose weights they are, and how they are moved."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from novarl.config.parts import Optim
+from novarl.core.errors import NovaError
+from novarl.learn.optim import OptimSettings
+from novarl.models.load import Policy
+
+
+def fingerprint(policy: Policy) -> str:
+    """The architecture as a short name: equal for two models whose weights can stand in for each other."""
+    shapes = ";".join(f"{name}:{tuple(value.shape)}" for name, value in policy.model.named_parameters())
+    return hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
+
+
+def check_same_model(state: Mapping[str, Any], asked: str, policy: Policy, where: Path) -> None:
+    """Refuse to go on with a checkpoint whose model is not the one it says, or not the one asked for."""
+    if state["model"] != fingerprint(policy) or state["facts"].get("model", asked) != asked:
+        raise NovaError(
+            f"the checkpoint is of model {state['facts'].get('model')!r}, this run is told to train {asked!r}",
+            where=str(where),
+            fix="continue with the model the run was started with, or choose another run_dir",
+        )
+
+
+def optim_settings(optim: Optim, *, lr: float, total: int) -> OptimSettings:
+    """The optimiser's plain values; `lr` is the rate where the configuration names none."""
+    return OptimSettings(
+        lr=optim.lr or lr,
+        weight_decay=optim.weight_decay,
+        betas=optim.betas,
+        eps=optim.eps,
+        max_grad_norm=optim.max_grad_norm,
+        schedule=optim.schedule,
+        warmup_steps=optim.warmup_steps,
+        min_lr_ratio=optim.min_lr_ratio,
+        total_steps=total,
+    )

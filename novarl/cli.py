@@ -1,0 +1,233 @@
+"""The command line: `novarl COMMAND [CONFIG] [key=value ...]`.
+
+Nothing heavy is imported until a command needs it: `--help` loads neither pydantic nor torch, `explain` no torch.
+Exit codes: 0 done; 2 the user's mistake, in one line on stderr; 1 ours, with a traceback; 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import novarl
+from novarl.core.errors import NovaError
+
+if TYPE_CHECKING:
+    from novarl.config.base import Config
+
+COMMANDS: dict[str, str] = {
+    "sft": "fine-tune a model on messages or prompts with completions",
+    "rl": "train a model by reinforcement on a task or a file of prompts",
+    "eval": "score a model on held-out rows: greedy and pass@k, with intervals",
+    "sample": "talk to a model",
+    "demo": "under two minutes: a language model learns to sort, before your eyes",
+    "explain": "say what a configuration would do, in words, without doing it",
+    "check": "versions, device, one forward pass",
+}
+
+GRAMMAR = """\
+CONFIG is a YAML, TOML or JSON file; key=value pairs change it, and later ones win: steps=100 optim.lr=1e-5.
+`--some-key value` is read as some_key=value. docs/names.md lists every key, and the names that are known elsewhere.
+"""
+
+EXAMPLES = """
+examples:
+  novarl demo
+  novarl rl task=sort
+  novarl rl configs/arithmetic.yaml algo=grpo steps=200 run_dir=runs/mine resume=auto
+  novarl sft data=rows.jsonl prompt_key=question completion_key=answer model=small
+  novarl explain configs/grpo.yaml
+  torchrun --nproc_per_node=2 -m novarl rl task=sort
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. An error of ours is raised, with a note that asks for a report."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except NovaError as error:
+        print(f"novarl: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as stop:
+        print(f"novarl: {str(stop) or 'stopped'}", file=sys.stderr)
+        return 130
+    except Exception as error:
+        error.add_note(
+            f"This is a fault in NovaRL {novarl.__version__}, not in your input: please report it with the lines above."
+        )
+        raise
+
+
+def _dispatch(words: list[str]) -> int:
+    command, rest = (words[0], words[1:]) if words else ("", [])
+    if command not in COMMANDS:
+        return _front(command, words)
+    if any(word in ("-h", "--help") for word in rest):
+        print(_help(command), end="")
+        return 0
+    if command == "explain":
+        _explain(rest)
+    elif command == "check":
+        _check(rest)
+    else:
+        _run(command, rest)
+    return 0
+
+
+def _front(command: str, words: list[str]) -> int:
+    """Whatever does not begin with a command: help, version, nothing, a misspelt one."""
+    parser = argparse.ArgumentParser(
+        prog="novarl",
+        usage="novarl COMMAND [CONFIG] [key=value ...]",
+        description="Reinforcement learning for language models.",
+        epilog=GRAMMAR + EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"novarl {novarl.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, what in COMMANDS.items():
+        commands.add_parser(name, help=what, add_help=False)
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    if command in ("-h", "--help", "--version"):
+        try:
+            parser.parse_args([command])
+        except SystemExit as done:
+            return int(done.code or 0)
+    import difflib
+
+    near = difflib.get_close_matches(command, COMMANDS, 1)
+    fix = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
+    raise NovaError(f"unknown command {command[:60]!r}", where="command line", fix=fix)
+
+
+def _run(command: str, rest: list[str]) -> None:
+    from novarl.config.presets import DEMO
+
+    config = _load("rl" if command == "demo" else command, rest, DEMO if command == "demo" else None)
+    _settle_threads(config.threads)
+    from novarl import build
+
+    runs: dict[str, Callable[[Any], object]] = {
+        "rl": build.run_rl,
+        "sft": build.run_sft,
+        "eval": build.run_eval,
+        "sample": build.run_sample,
+    }
+    runs[config.kind](config)
+
+
+def _explain(rest: list[str]) -> None:
+    from novarl.config.describe import describe
+    from novarl.config.load import peek_kind
+    from novarl.config.tree import TREES
+
+    kind = rest.pop(0) if rest and rest[0] in TREES else None
+    path, _ = _arguments(rest)
+    print(describe(_fill(_load(kind or (peek_kind(path) if path else None) or "rl", rest))), end="")
+
+
+def _check(rest: list[str]) -> None:
+    if rest:
+        raise NovaError(f"check takes no arguments, got {rest[0][:60]!r}", where="command line", fix="leave it out")
+    _settle_threads(None)
+    from novarl import build
+
+    build.check()
+
+
+def _load(kind: str, rest: list[str], preset: Mapping[str, Any] | None = None) -> Config:
+    from novarl.config.load import load
+    from novarl.config.tree import TREES
+
+    if kind not in TREES:
+        raise NovaError(f"kind is {kind[:60]!r}", where=_arguments(rest)[0], fix=f"use one of {', '.join(TREES)}")
+    path, overrides = _arguments(rest)
+    return load(TREES[kind], path, overrides, preset=preset)
+
+
+def _arguments(words: list[str]) -> tuple[str | None, list[str]]:
+    """The configuration file, if any, and the overrides, with `--some-key value` turned into `some_key=value`."""
+    from novarl.config.load import OVERRIDE
+
+    path: str | None = None
+    overrides: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            given = value if equals else next(rest, None)
+            if given is None:
+                raise NovaError(f"{word[:60]} has no value", where="command line", fix=f"write {word[2:62]}=value")
+            overrides.append(f"{name.replace('-', '_')}={given}")
+        elif OVERRIDE.fullmatch(word):
+            overrides.append(word)
+        elif path is None:
+            path = word
+        else:
+            what = f"expected key=value, got {word[:60]!r}: the configuration is already {path[:60]}"
+            raise NovaError(what, where="command line", fix="write one file, then key=value pairs")
+    return path, overrides
+
+
+def _fill(config: Config) -> Config:
+    """The configuration with every null that the algorithm and the task decide."""
+    from novarl.build.resolve import resolve_rl, resolve_sft
+    from novarl.config.load import fill
+    from novarl.config.tree import RLConfig, SFTConfig
+
+    if isinstance(config, SFTConfig):
+        return fill(config, {"optim.lr": resolve_sft(config).lr})
+    if not isinstance(config, RLConfig):
+        return config
+    plan = resolve_rl(config)
+    row = plan.algorithm
+    values: dict[str, Any] = {
+        "optim.lr": plan.lr,
+        "warmup": plan.warmup,
+        "updates_per_rollout": row.updates_per_rollout,
+        "rollout.max_tokens": plan.max_tokens,
+        "adv.estimator": row.estimator,
+        "adv.norm_std": row.norm_std,
+        "entropy.coef": row.entropy_coef,
+        "loss.agg": row.aggregation,
+        "dynamic_sampling.enabled": row.dynamic_sampling,
+    }
+    if row.surrogate != "reinforce":
+        values |= {"clip.low": row.clip_low, "clip.high": row.clip_high}
+    if plan.needs_reference:
+        values |= {"kl.type": row.kl_type, "kl.estimator": row.kl_estimator, "kl.coef": row.kl_coef}
+    return fill(config, values)
+
+
+def _settle_threads(threads: int | None) -> None:
+    """What must be in the environment before torch loads: the number of threads, and MKL's choice of kernels.
+
+    With one kernel for every shape, a request's numbers do not depend on what else is in its batch.
+    """
+    os.environ.setdefault("MKL_CBWR", "AVX2")
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if threads is not None:
+            os.environ[name] = str(threads)
+        else:
+            os.environ.setdefault(name, os.environ.get("OMP_NUM_THREADS", "2"))
+
+
+def _help(command: str) -> str:
+    if command == "check":
+        return f"usage: novarl check\n\n{COMMANDS[command]}\n"
+    if command == "explain":
+        return (
+            f"usage: novarl explain [sft|rl|eval|sample] [CONFIG] [key=value ...]\n\n{COMMANDS[command]}\n\n{GRAMMAR}"
+        )
+    from novarl.config.names_page import key_lines
+    from novarl.config.tree import TREES
+
+    listing = key_lines(TREES["rl" if command == "demo" else command])
+    head = f"usage: novarl {command} [CONFIG] [key=value ...]\n\n{COMMANDS[command]}\n\n{GRAMMAR}"
+    return f"{head}\nkeys, with their defaults:\n{listing}"

@@ -1,0 +1,164 @@
+"""Names that other libraries' users know, and what they are called here.
+
+All tables are shown in docs/names.md and tested row by row:
+
+    ALIASES  another name of one of our keys, or of several that get the same value
+    VALUES   another name of a value
+    FIXED    a key that is accepted only at the value that says what NovaRL does anyway
+    LATER    a key whose feature is not here yet
+
+`names.canonical` applies them. A row applies to a kind of run that has the keys it leads to; our own names always win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """`old` stands for every key of `new`; `implies` is set too, where nothing else says otherwise."""
+
+    old: str
+    new: tuple[str, ...]
+    source: str
+    example: Any
+    convert: Callable[[Any], Any] | None = None
+    implies: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """`old` is accepted only at one of `values`, and then changes nothing."""
+
+    old: str
+    values: tuple[Any, ...]
+    source: str
+    reason: str
+
+
+def _off_at_zero(value: Any) -> Any:
+    return None if value == 0 and not isinstance(value, bool) else value
+
+
+def _rows(source: str, example: Any, new: str, *olds: str) -> list[Alias]:
+    return [Alias(old, (new,), source, example) for old in olds]
+
+
+_CLIP = ("clip.low", "clip.high")
+
+ALIASES: tuple[Alias, ...] = (
+    *_rows("RL2", "rows.jsonl", "data", "data.path", "data.train.path", "data.train_data_path", "train_data.path"),
+    *_rows("RL2", "held_out.jsonl", "eval.data", "data.test.path", "data.test_data_path", "test_data.path"),
+    *_rows("RL2", "question", "prompt_key", "data.train.prompt_key", "train_data.prompt_key"),
+    *_rows("RL2", "chat", "messages_key", "data.train.messages_key", "train_data.messages_key"),
+    *_rows("RL2", "response", "completion_key", "response_key", "data.train.response_key"),
+    *_rows("RL2", False, "apply_chat_template", "rollout.apply_chat_template", "actor.rollout.apply_chat_template"),
+    *_rows("RL2", False, "apply_chat_template", "data.train.apply_chat_template", "train_data.apply_chat_template"),
+    *_rows("RL2", 64, "batch_size", "data.batch_size", "data.train.batch_size"),
+    *_rows("RL2", 512, "max_length", "data.max_length", "data.train.max_length"),
+    *_rows("RL2", 4, "prompts_per_rollout", "data.prompts_per_rollout", "rollout.train_prompts_per_rollout"),
+    *_rows("RL2", 4, "responses_per_prompt", "data.responses_per_prompt", "rollout.responses_per_prompt"),
+    *_rows("RL2", "small", "model", "actor.model_name", "model_name"),
+    *_rows("RL2", 1e-5, "optim.lr", "actor.lr"),
+    *_rows("RL2", 0.01, "optim.weight_decay", "actor.weight_decay", "weight_decay"),
+    *_rows("RL2", 0.5, "optim.max_grad_norm", "actor.max_grad_norm", "max_grad_norm"),
+    Alias("actor.clip", _CLIP, "RL2", 0.2),
+    Alias("actor.tis_coef", ("correction.tis_max",), "RL2", 2.0, _off_at_zero, note="0 there is null here"),
+    *_rows("RL2", "sequence", "loss.agg", "actor.avg_level"),
+    *_rows("RL2", 2, "updates_per_rollout", "update_per_rollout", "actor.update_per_rollout"),
+    *_rows("RL2", 4096, "micro.max_tokens", "actor.max_length_per_device"),
+    *_rows("RL2", True, "micro.gradient_checkpointing", "actor.gradient_checkpointing", "gradient_checkpointing"),
+    *_rows("RL2", 0.1, "kl.coef", "actor.kl.coef"),
+    *_rows("RL2", "reward", "kl.type", "actor.kl.type"),
+    *_rows("RL2", 0.01, "entropy.coef", "actor.entropy.coef", "entropy_coef"),
+    *_rows("RL2", "env.py", "rollout.env_path", "actor.rollout.env_path", "env_path"),
+    *_rows("RL2", 3, "rollout.max_turns", "actor.rollout.max_turns", "max_turns"),
+    *_rows("RL2", 0.8, "rollout.temperature", "rollout.train_sampling_params.temperature", "temperature"),
+    *_rows("RL2", 99, "rollout.max_tokens", "max_new_tokens", "rollout.train_sampling_params.max_new_tokens"),
+    *_rows("RL2", ["END"], "rollout.stop", "rollout.train_sampling_params.stop"),
+    *_rows("RL2", True, "dynamic_sampling.enabled", "rollout.dynamic_filtering", "dynamic_filtering"),
+    *_rows("RL2", True, "adv.norm_std", "adv.norm_var"),
+    *_rows("RL2", 5, "save_every", "save_freq", "actor.save_freq", "trainer.save_freq"),
+    *_rows("RL2", 5, "eval_every", "test_freq", "trainer.test_freq"),
+    *_rows("RL2", 5, "steps", "trainer.total_steps"),
+    *_rows("RL2", 2.0, "epochs", "trainer.n_epochs"),
+    *_rows("RL2", "runs/x", "run_dir", "trainer.save_dir"),
+    *_rows("RL2", "runs/x/checkpoints/step-000010", "resume", "trainer.load_ckpt_from"),
+    *_rows("RL2", "file.py:reward_fn", "reward", "reward_fn"),
+    Alias("clip_range", _CLIP, "NovaRL", 0.2),
+    Alias(
+        "kl_coef",
+        ("kl.coef",),
+        "NovaRL",
+        0.1,
+        implies={"kl.type": "loss"},
+        note="with kl.type=loss unless you name one",
+    ),
+    *_rows("kit", 1e-5, "optim.lr", "learning_rate", "lr"),
+    *_rows("kit", 4, "prompts_per_rollout", "batch_size"),
+    *_rows("kit", "runs/x", "run_dir", "output_dir"),
+    Alias("clip_ratio", _CLIP, "kit", 0.2),
+    *_rows("NanoRL", "small", "model", "model_id"),
+    *_rows("NanoRL", "mean", "adv.estimator", "baseline", "adv.baseline"),
+    *_rows("NanoRL", 0.5, "adv.ema_beta", "ema_beta"),
+    *_rows("NanoRL", 4, "responses_per_prompt", "group_size"),
+    *_rows("NanoRL", 0.5, "task_options.brevity_penalty_scale", "brevity_penalty_scale"),
+    *_rows("NanoRL", 0.5, "optim.max_grad_norm", "grad_clip"),
+    *_rows("NanoRL", 2.0, "epochs", "num_epochs"),
+)
+
+VALUES: dict[str, dict[str, Any]] = {
+    "adv.estimator": {"reinforce": "group", "loo": "leave_one_out", "rloo": "leave_one_out"},
+    "loss.agg": {"token_mean": "token", "sequence_mean": "sequence"},
+    "dtype": {"fp32": "float32", "float": "float32", "bf16": "bfloat16"},
+    "resume": {"latest": "auto"},
+}
+"""By our key: another library's name of a value, and ours. RL2's `reinforce` subtracts the prompt's mean reward."""
+
+_CRITIC = "comes with critics: until then an answer is judged as a whole, which is what 1 says"
+_SUPPORT = "training samples from the full distribution: under a cut one the learner would not know what it was"
+
+FIXED: tuple[Fixed, ...] = (
+    *(Fixed(old, (1, 1.0), "RL2", _CRITIC) for old in ("adv.gamma", "gamma", "adv.lamda", "adv.lam", "lamda", "lam")),
+    Fixed("adaptive_kl", (False,), "NovaRL", "comes with KL controllers"),
+    Fixed("reference_model", ("copy",), "NovaRL", "the reference is a frozen copy of the starting weights"),
+    Fixed("rollout.partial_rollout", (False,), "RL2", "every answer is finished in its own step"),
+    Fixed("adv.global_norm", (False,), "RL2", "write adv.estimator=mean adv.whiten=true"),
+    *(Fixed(f"rollout.{part}top_p", (1, 1.0), "RL2", _SUPPORT) for part in ("", "train_sampling_params.")),
+    *(Fixed(f"rollout.{part}top_k", (0, -1), "RL2", _SUPPORT) for part in ("", "train_sampling_params.")),
+    *(Fixed(f"rollout.{part}min_p", (0, 0.0), "RL2", _SUPPORT) for part in ("", "train_sampling_params.")),
+    Fixed(
+        "rollout.test_sampling_params.temperature", (0, 0.0), "RL2", "the score is greedy; pass@k has eval.temperature"
+    ),
+)
+
+LATER: dict[str, str] = {
+    "critic": "critics",
+    "value_coef": "critics",
+    "actor.kl.adaptive_kl": "KL controllers",
+    "kl.adaptive_kl": "KL controllers",
+    "kl_target": "KL controllers",
+    "actor.kl.constraint_optimization": "constraints",
+    "multi_objective": "several objectives",
+    "hyperopt": "the tuner",
+    "memory_optimization": "the memory planner",
+    "experiment_tracking": "experiment trackers",
+    "actor.lora": "LoRA",
+    "lora": "LoRA",
+    **{
+        f"{part}{size}": "sharded models"
+        for part in ("", "actor.")
+        for size in ("ddp_size", "tp_size", "sp_size", "cp_size")
+    },
+}
+"""A name, or the section it begins, and what it waits for."""
+
+CREDIT_LATER = ("gae", "vtrace", "retrace", "td_lambda", "clipped_is", "multistep", "n_step")
+"""Values of adv.estimator that need a critic."""
+
+KL_PLACES = {"reward_estimator": "reward", "loss_estimator": "loss"}
+"""RL2 names the estimator by the place it is used in."""

@@ -1,0 +1,127 @@
+"""What the kinds of run have in common: a model and a machine, rows, and training."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from novarl.config.parts import Count, Micro, Node, Optim, Share, Text, refuse
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ValueError("must be one number, text, true or false")
+
+
+Option = Annotated[Any, AfterValidator(_plain)]
+
+
+class Config(Node):
+    """What every command needs: a model, and a machine to run it on."""
+
+    kind: ClassVar[str]
+
+    model: Text
+    """`tiny` or `small` (built in), a directory, or a Hugging Face id."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """The same seed gives the same run, bit for bit, on the same machine with as many threads."""
+    threads: Count | None = None
+    """CPU threads; null: what OMP_NUM_THREADS says, otherwise 2."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|xpu|cuda(:\d+)?)$")] = "auto"
+    """auto, cpu, cuda, cuda:N, mps or xpu."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in; trained weights are kept in float32."""
+    apply_chat_template: bool = True
+    """false: the contents of the messages are joined as they are, as base models want it."""
+
+
+class RunConfig(Config):
+    """What every run over rows needs: a task, or data and its columns, and a directory for what it finds."""
+
+    task: Text | None = None
+    """A built-in task: sort, arithmetic, lexical, sentiment or bandit. Either this or `data`."""
+    task_options: dict[Text, Option] = Field(default_factory=dict)
+    """The task's own settings, such as difficulty or brevity_penalty_scale."""
+    data: Text | None = None
+    """A file or folder (JSON, JSONL, CSV, Parquet, Arrow) or a Hugging Face data set, `name@split`."""
+    prompt_key: Text | None = None
+    """The column with the prompt; null: found by its usual names."""
+    messages_key: Text | None = None
+    """The column with the chat messages; null: `messages`."""
+    max_bad_rows: Share = 0.01
+    """The share of unusable rows above which the run stops before it starts."""
+    max_length: Count | None = None
+    """The most tokens in a row (for rl and eval, in its prompt); null: what the model's context leaves room for."""
+    run_dir: Text | None = None
+    """Where everything is written; null: runs/<kind>-<time>."""
+
+    @model_validator(mode="after")
+    def _one_source_of_rows(self) -> RunConfig:
+        fix = "write task=sort (or arithmetic, lexical, sentiment, bandit) or data=rows.jsonl"
+        refuse(self.task is None and self.data is None, "", "nothing to work on: neither task nor data is given", fix)
+        refuse(
+            self.task is not None and self.data is not None,
+            "data",
+            f"task={self.task} and data={self.data} are both given, and rows come from one place",
+            "leave one of them out",
+        )
+        for name in ("prompt_key", "completion_key", "answer_key", "messages_key"):
+            column = getattr(self, name, None)
+            refuse(
+                self.task is not None and column is not None,
+                name,
+                f"{name}={column} names a column of a data file, yet the rows come from task={self.task}",
+                "leave it out, or give data instead of task",
+            )
+        refuse(
+            self.messages_key is not None and self.prompt_key is not None,
+            "messages_key",
+            f"messages_key={self.messages_key} and prompt_key={self.prompt_key} both say where the prompt is",
+            "leave one of them out",
+        )
+        refuse(
+            self.task is None and bool(self.task_options),
+            "task_options",
+            "these are the settings of a built-in task, yet the rows come from data",
+            "leave them out",
+        )
+        held_out = getattr(getattr(self, "eval", None), "data", None)
+        refuse(
+            self.task is not None and held_out is not None,
+            "eval.data",
+            f"task={self.task} brings its own held-out rows",
+            "leave it out, or give data instead of task",
+        )
+        return self
+
+
+class TrainConfig(RunConfig):
+    """What every training run needs: an optimiser, and when to save, evaluate and report."""
+
+    model: Text = "tiny"
+    """`tiny` or `small` (built in, untrained), a directory, or a Hugging Face id."""
+    resume: Text | None = None
+    """auto: go on where the run in `run_dir` stopped; a path: from that checkpoint; null: start afresh."""
+    save_every: Count | None = 50
+    """Save a checkpoint each so many steps; null: only at the end."""
+    eval_every: Count | None = None
+    """Evaluate each so many steps; null: only before and after."""
+    keep: Count = 2
+    """Checkpoints to keep."""
+    keep_best: bool = True
+    """Keep the one that was best on held-out rows as well."""
+    optim: Optim = Optim()
+    micro: Micro = Micro()
+
+    @model_validator(mode="after")
+    def _auto_needs_a_place(self) -> TrainConfig:
+        refuse(
+            self.resume == "auto" and self.run_dir is None,
+            "resume",
+            "resume=auto looks in run_dir, and without one every run has a directory of its own",
+            "name it: run_dir=runs/...",
+        )
+        return self

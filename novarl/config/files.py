@@ -1,0 +1,196 @@
+"""Configuration files and values: YAML, TOML and JSON as plain mappings, with the line of every YAML key.
+
+YAML is read by the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), which has no surprises:
+1e-5 is a number, `no` and 2024-01-01 are text, 010 is ten. A key given twice is refused in all three formats.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from novarl.core.errors import NovaError
+
+Lines = dict[str, int]
+"""The line of each dotted key, where the format can tell."""
+
+_MOST = 10_000
+"""Aliases of aliases could otherwise unfold without end."""
+
+_TAG = "tag:yaml.org,2002:"
+_RULES: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
+    "null": (re.compile(r"~|null|Null|NULL|"), lambda text: None),
+    "bool": (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+    "int": (re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}"), lambda text: _int(text)),
+    "float": (
+        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+        lambda text: float(text.replace(".", "") if text[-1] in "fFnN" else text),
+    ),
+}
+
+
+def _int(text: str) -> int:
+    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+
+
+class CoreLoader(yaml.SafeLoader):
+    """Reads the core schema of YAML 1.2."""
+
+
+class CoreDumper(yaml.SafeDumper):
+    """Writes what `CoreLoader` reads back as it was."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes some line separators plainly, and then reads them as blanks: only double quotes keep them.
+    return dumper.represent_scalar(f"{_TAG}str", text, style=None if text.isprintable() else '"')
+
+
+CoreDumper.add_representer(str, _represent_text)
+for _user in (CoreLoader, CoreDumper):
+    _user.yaml_implicit_resolvers = {}  # those of YAML 1.1 are inherited
+    for _name, (_pattern, _) in _RULES.items():
+        _user.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern.pattern})\Z"), None)
+
+
+def read(path: Path) -> tuple[dict[str, Any], Lines]:
+    """The mapping in a configuration file and the line of its keys. NovaError where there is none."""
+    parse = {".yaml": _yaml, ".yml": _yaml, ".toml": _toml, ".json": _json}.get(path.suffix.lower())
+    if parse is None:
+        raise NovaError("a configuration is YAML, TOML or JSON", where=str(path), fix="name it .yaml, .toml or .json")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise NovaError("there is no such configuration file", where=str(path), fix="check the path") from None
+    except UnicodeDecodeError as error:
+        raise NovaError(f"not UTF-8 text (byte {error.start})", where=str(path), fix="save it as UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise NovaError(f"cannot be read: {error}", where=str(path), fix="check the path") from None
+    if not text.strip():
+        raise NovaError("the file is empty", where=str(path), fix="write at least a task or data")
+    try:
+        value, lines = parse(text, path)
+    except RecursionError:
+        raise NovaError(
+            "the file is nested too deeply", where=str(path), fix="a configuration has two levels"
+        ) from None
+    if value is None:
+        raise NovaError("the file holds nothing but comments", where=str(path), fix="write at least a task or data")
+    if not isinstance(value, dict):
+        raise NovaError(f"expected `key: value` lines, found a {_kind(value)}", where=str(path), fix="write task: sort")
+    return value, lines
+
+
+def parse_value(text: str, where: str) -> Any:
+    """The value in `key=value`: a YAML scalar, or a list or mapping in brackets.
+
+    >>> parse_value("1e-5", ""), parse_value("null", ""), parse_value("[a, 2]", ""), parse_value("a: b", "")
+    (1e-05, None, ['a', 2], 'a: b')
+    """
+    text = text.strip()
+    if not text:
+        raise NovaError("nothing stands after the `=`", where=where, fix="write key=null for none")
+    if text[0] not in "[{\"'":
+        return _plain(text)
+    try:
+        value, _ = _yaml(text, Path())
+    except (NovaError, RecursionError):
+        raise NovaError(f"not a value: {text[:60]}", where=where, fix="close every bracket and quote") from None
+    return value
+
+
+def dump(value: Mapping[str, Any]) -> str:
+    """YAML that `read` gives back as it was."""
+    return yaml.dump(value, Dumper=CoreDumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _plain(text: str) -> Any:
+    return next((convert(text) for pattern, convert in _RULES.values() if pattern.fullmatch(text)), text)
+
+
+def _kind(value: Any) -> str:
+    return {list: "list", str: "text", int: "number", float: "number", bool: "truth value"}.get(type(value), "value")
+
+
+def _yaml(text: str, path: Path) -> tuple[Any, Lines]:
+    try:
+        node = yaml.compose(text, Loader=CoreLoader)
+    except yaml.MarkedYAMLError as error:
+        where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else str(path)
+        raise NovaError(f"not YAML: {error.problem}", where=where, fix="mend this line") from None
+    except yaml.YAMLError as error:
+        raise NovaError(f"not YAML: {error}", where=str(path), fix="save it as plain text") from None
+    lines: Lines = {}
+    return (None if node is None else _Reader(path, lines).value(node, "", ())), lines
+
+
+class _Reader:
+    """Turns YAML nodes into values, noting lines; refuses what a configuration has no use for."""
+
+    def __init__(self, path: Path, lines: Lines) -> None:
+        self.path, self.lines = path, lines
+        self.seen = 0
+
+    def error(self, node: yaml.Node, what: str, fix: str) -> NovaError:
+        return NovaError(what, where=f"{self.path}:{node.start_mark.line + 1}", fix=fix)
+
+    def value(self, node: yaml.Node, key: str, around: tuple[int, ...]) -> Any:
+        """`around` are the nodes that this one lies in: an alias to one of them would never end."""
+        if id(node) in around:
+            raise self.error(node, "an alias refers to what contains it", "write the value out")
+        self.seen += 1
+        if self.seen > _MOST:
+            raise self.error(node, f"more than {_MOST:,} values", "a configuration has a few dozen")
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, key, (*around, id(node)))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(child, key, (*around, id(node))) for child in node.value]
+        rule = node.tag.removeprefix(_TAG)
+        if rule == "str":
+            return node.value
+        if rule not in _RULES or not _RULES[rule][0].fullmatch(node.value):
+            raise self.error(node, f"unknown kind of value {node.tag}", "leave the tag out")
+        return _RULES[rule][1](node.value)
+
+    def mapping(self, node: yaml.MappingNode, key: str, around: tuple[int, ...]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name_node, child in node.value:
+            name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
+            if not name:
+                raise self.error(name_node, "a key must be a name", "write key: value")
+            if name in found:
+                raise self.error(name_node, f"the key {name} is given twice", "leave one of them out")
+            dotted = f"{key}.{name}" if key else name
+            self.lines[dotted] = name_node.start_mark.line + 1
+            found[name] = self.value(child, dotted, around)
+        return found
+
+
+def _toml(text: str, path: Path) -> tuple[Any, Lines]:
+    try:
+        return tomllib.loads(text), {}
+    except ValueError as error:
+        raise NovaError(f"not TOML: {error}", where=str(path), fix="mend it there") from None
+
+
+def _json(text: str, path: Path) -> tuple[Any, Lines]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise NovaError(f"the key {twice} is given twice", where=str(path), fix="leave one of them out")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=unique), {}
+    except json.JSONDecodeError as error:
+        raise NovaError(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}", fix="mend this line") from None
+    except ValueError as error:
+        raise NovaError(f"not JSON: {error}", where=str(path), fix="mend it there") from None

@@ -1,0 +1,130 @@
+"""The keys of a tree: their dotted paths, their defaults, what they mean, and the nearest one to a misspelt name."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from novarl.config.parts import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One leaf of a tree. `values` says in words what it takes; an `open` key is a mapping with keys of the user's."""
+
+    path: str
+    values: str
+    default: Any
+    meaning: str
+    required: bool
+    text: bool
+    open: bool
+
+
+@cache
+def keys(tree: type[Node]) -> dict[str, Key]:
+    """The leaves of a tree by dotted path, in the order of its definition."""
+    return {key.path: key for key in _walk(tree, "")}
+
+
+def leaves(tree: type[Node]) -> list[str]:
+    """The dotted path of every leaf: what the knob audit goes through.
+
+    >>> from novarl.config.tree import SampleConfig
+    >>> leaves(SampleConfig)[-3:]
+    ['sampling.min_p', 'sampling.max_tokens', 'sampling.stop']
+    """
+    return list(keys(tree))
+
+
+@cache
+def sections(tree: type[Node]) -> frozenset[str]:
+    """The dotted path of every group of keys."""
+    return frozenset(path.rpartition(".")[0] for path in keys(tree) if "." in path)
+
+
+def is_key(path: str, tree: type[Node]) -> bool:
+    """Whether `path` is a leaf, or lies within an open one, as `reward.style.weight` does."""
+    return path in keys(tree) or is_open(path, tree)
+
+
+def is_open(path: str, tree: type[Node]) -> bool:
+    """Whether the user names the keys within `path`: `reward`, and everything below it."""
+    head = path.partition(".")[0]
+    return head in keys(tree) and keys(tree)[head].open
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """What `name` most likely meant: the choices with the same last part, else the one that is spelt most alike.
+
+    >>> nearest("coef", ["entropy.coef", "kl.coef", "seed"]), nearest("sead", ["seed"]), nearest("x", ["seed"])
+    ('entropy.coef or kl.coef', 'seed', None)
+    """
+    if len(name) > 100:
+        return None
+    pool = sorted(choices)
+    ends: dict[str, list[str]] = {}
+    for choice in pool:
+        ends.setdefault(_last(choice), []).append(choice)
+    same = ends.get(_last(name), [])
+    whole = difflib.get_close_matches(name, pool, 1, 0.75)
+    ending = difflib.get_close_matches(_last(name), list(ends), 1, 0.75)
+    found = same or whole or (ends[ending[0]] if ending else [])
+    return " or ".join(found[:3]) or None
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _walk(tree: type[Node], prefix: str) -> Iterator[Key]:
+    for name, field in tree.model_fields.items():
+        path = prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Node):
+            yield from _walk(field.annotation, f"{path}.")
+        else:
+            yield _key(path, field)
+
+
+def _key(path: str, field: FieldInfo) -> Key:
+    parts = _alternatives(field.annotation)
+    values = [_words(part) for part in parts if part is not types.NoneType]
+    values += ["null"] * (types.NoneType in parts)
+    required = field.is_required()
+    default = field.get_default(call_default_factory=True) if not required else None
+    return Key(
+        path=path,
+        values=" or ".join(values),
+        default=None if default is PydanticUndefined else default,
+        meaning=" ".join((field.description or "").split()),
+        required=required,
+        text=str in parts,
+        open=any(get_origin(part) is dict for part in parts),
+    )
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The members of a union, without what `Annotated` says of them."""
+    if get_origin(annotation) is typing.Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        return [found for part in get_args(annotation) for found in _alternatives(part)]
+    return [annotation]
+
+
+def _words(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return ", ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) is tuple:
+        return "list"
+    if get_origin(annotation) is dict:
+        return "mapping"
+    return {int: "whole number", float: "number", bool: "true, false", str: "text"}[annotation]

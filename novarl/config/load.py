@@ -1,0 +1,191 @@
+"""From a file and `a.b=c` overrides to a frozen tree, or to one NovaError that says where the mistake is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from novarl.config.base import Config
+from novarl.config.files import dump, parse_value, read
+from novarl.config.keys import is_open, keys, nearest
+from novarl.config.names import Entry, active, canonical
+from novarl.config.tree import TREES
+from novarl.core.errors import NovaError
+
+Tree = TypeVar("Tree", bound=Config)
+
+COMMAND_LINE = "command line"
+OVERRIDE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+
+
+def load(
+    tree: type[Tree],
+    path: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    preset: Mapping[str, Any] | None = None,
+) -> Tree:
+    """The configuration in a file, changed by `key=value` overrides; both change `preset`. Later values win.
+
+    >>> from novarl.config.tree import RLConfig
+    >>> load(RLConfig, overrides=["task=sort", "learning_rate=1e-5"]).optim.lr
+    1e-05
+    """
+    entries = list(_flatten(preset or {}, "preset", tree))
+    if path is not None:
+        mapping, lines = read(Path(path))
+        entries += _flatten(mapping, str(path), tree, lines=lines)
+    for text in overrides:
+        entries += _override(text, tree)
+    return parse(tree, entries)
+
+
+def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
+    """A tree from what the user gave, wherever it was given."""
+    for entry in entries:
+        if entry.path == "kind" and entry.value != tree.kind:
+            fix = f"run novarl {entry.value}" if str(entry.value) in TREES else f"write kind: {tree.kind}"
+            raise NovaError(f"kind is {entry.value!r:.60}, and this is novarl {tree.kind}", where=entry.place, fix=fix)
+    found = canonical([entry for entry in entries if entry.path != "kind"], tree)
+    try:
+        return tree.model_validate(_nest(found))
+    except ValidationError as error:
+        raise _explain(error.errors()[0], found) from None
+    except NovaError as error:
+        place = found[error.where].place if error.where in found else error.where or _where(entries)
+        raise NovaError(error.what, where=place, fix=error.fix) from None
+
+
+def peek_kind(path: str | Path) -> str | None:
+    """The `kind` that a file says it is, if it says."""
+    kind = read(Path(path))[0].get("kind")
+    return kind if isinstance(kind, str) else None
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """A tree as plain values, its kind first; `load` reads it back."""
+    return {"kind": config.kind, **config.model_dump(mode="json")}
+
+
+def to_yaml(config: Config) -> str:
+    """The text of a run's config.yaml."""
+    return dump(to_dict(config))
+
+
+def fill(config: Tree, values: Mapping[str, Any]) -> Tree:
+    """The configuration with other values at some dotted paths: what was null, once it is known."""
+    entries = {path: Entry(path, value, path, "resolved") for path, value in values.items()}
+    whole = {entry.path: entry for entry in _flatten(config.model_dump(mode="json"), "resolved", type(config))}
+    return type(config).model_validate(_nest(whole | entries))
+
+
+def _flatten(
+    mapping: Mapping[str, Any],
+    source: str,
+    tree: type[Config],
+    *,
+    lines: Mapping[str, int] | None = None,
+    prefix: str = "",
+) -> Iterator[Entry]:
+    """Every value of nested mappings by its dotted path. A mapping that is a key's value replaces an earlier one."""
+    for name, value in mapping.items():
+        path = f"{prefix}{name}"
+        if not isinstance(value, dict) or not value:
+            yield Entry(path, value, path, source, (lines or {}).get(path))
+            continue
+        if is_open(path, tree):
+            yield Entry(path, {}, path, source, (lines or {}).get(path))
+        yield from _flatten(value, source, tree, lines=lines, prefix=f"{path}.")
+
+
+def _override(text: str, tree: type[Config]) -> Iterator[Entry]:
+    match = OVERRIDE.fullmatch(text)
+    if match is None:
+        raise NovaError(f"expected key=value, got {text[:60]!r}", where=COMMAND_LINE, fix="write steps=100")
+    name, value = match[1], match[2]
+    alias = active(tree).get(name)
+    key = keys(tree).get(alias.new[0] if alias else name)
+    if key is not None and key.text and value.strip() not in ("", "null", "~"):
+        yield Entry(name, value, name, COMMAND_LINE)
+    else:
+        yield from _flatten({name: parse_value(value, f"{COMMAND_LINE} {name[:120]}")}, COMMAND_LINE, tree)
+
+
+def _nest(found: Mapping[str, Entry]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, entry in found.items():
+        *around, name = path.split(".")
+        inner = nested
+        for part in around:
+            inner = inner.setdefault(part, {})
+        inner[name] = entry.value
+    return nested
+
+
+def _where(entries: Sequence[Entry]) -> str | None:
+    return next((entry.source for entry in entries if entry.source not in (COMMAND_LINE, "preset")), None)
+
+
+def _explain(error: ErrorDetails, found: Mapping[str, Entry]) -> NovaError:
+    """The first thing pydantic found wrong, in one sentence."""
+    parts = [str(part) for part in error["loc"]]
+    path = ".".join(parts)
+    entry = next((found[key] for size in range(len(parts), 0, -1) if (key := ".".join(parts[:size])) in found), None)
+    what, fix = _phrase(error, path)
+    return NovaError(what, where=entry.place if entry else path, fix=fix)
+
+
+def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
+    kind, context, value = error["type"], error.get("ctx", {}), error["input"]
+    got = _short(value)
+    if kind in ("missing", "too_short", "too_long") and isinstance(value, list | tuple):
+        return f"has the wrong number of items, got {got}", "see its line in docs/names.md"
+    if kind == "missing":
+        return "is missing", f"write {path}: value"
+    if kind == "tuple_type":
+        return f"must be a list, got {got}", "write it in brackets: [a, b]"
+    if kind in ("dict_type", "model_type"):
+        return f"must be keys with values, got {got}", "write name: value"
+    if kind == "too_short":
+        return "must not be empty", "leave it out"
+    if kind == "extra_forbidden":
+        return "unknown key", "leave it out"
+    if kind == "literal_error":
+        near = nearest(str(value), choices := re.findall(r"'([^']*)'", context["expected"]))
+        return f"must be {context['expected']}, got {got}", f"did you mean {near}?" if near else f"write {choices[0]}"
+    if kind in ("int_type", "int_from_float"):
+        return f"must be a whole number, got {got}", "write digits only"
+    if kind == "float_type":
+        return f"must be a number, got {got}", "write a number such as 0.1 or 1e-5"
+    if kind == "finite_number":
+        return f"must be a finite number, got {got}", "write a number such as 0.1 or 1e-5"
+    if kind == "bool_type":
+        return f"must be true or false, got {got}", "write true or false"
+    if kind == "string_type":
+        return f"must be text, got {got}", "put it in quotes"
+    if kind == "string_too_short":
+        return "must not be empty", "write a name, or leave it out"
+    if kind == "string_pattern_mismatch":
+        return f"must be auto, cpu, cuda, cuda:N, mps or xpu, got {got}", "write auto"
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        (limit,) = context.values()
+        word = {
+            "greater_than": "above",
+            "greater_than_equal": "at least",
+            "less_than": "below",
+            "less_than_equal": "at most",
+        }[kind]
+        return f"must be {word} {limit}, got {got}", "choose a value in this range"
+    if kind == "value_error":
+        return f"{context['error']}, got {got}", "write key: value"
+    return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {got}", "see its line in docs/names.md"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

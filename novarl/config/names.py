@@ -1,0 +1,165 @@
+"""From the names that the user gave to our own: aliases resolved, unknown names refused with the nearest known one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from novarl.config.aliases import ALIASES, CREDIT_LATER, FIXED, KL_PLACES, LATER, VALUES, Alias, Fixed
+from novarl.config.keys import is_key, keys, nearest, sections
+from novarl.config.parts import Node
+from novarl.core.errors import NovaError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One value that the user gave: for which key, under which name, and where."""
+
+    path: str
+    value: Any
+    given: str
+    source: str
+    line: int | None = None
+
+    @property
+    def place(self) -> str:
+        """What an error says of it: `configs/x.yaml:3 kl_coef (here kl.coef)`."""
+        line = f":{self.line}" if self.line else ""
+        name = self.given if self.given == self.path else f"{self.given} (here {self.path})"
+        return f"{self.source}{line} {name[:120]}"
+
+
+@cache
+def active(tree: type[Node]) -> dict[str, Alias]:
+    """The aliases of one kind of run, by their old name."""
+    mine = keys(tree)
+    return {a.old: a for a in ALIASES if a.old not in mine and all(is_key(new, tree) for new in a.new)}
+
+
+@cache
+def fixed(tree: type[Node]) -> dict[str, Fixed]:
+    """The rows of FIXED of one kind of run: they speak of training by samples."""
+    return {row.old: row for row in FIXED} if "algo" in keys(tree) else {}
+
+
+def canonical(entries: list[Entry], tree: type[Node]) -> dict[str, Entry]:
+    """The entries under our own names; of two for one key the later source wins, within one source it is an error."""
+    found: dict[str, Entry] = {}
+    implied: dict[str, Entry] = {}
+    for entry in join(entries, tree):
+        for path, value in translate(entry, tree).items():
+            _add(found, replace(entry, path=path, value=value))
+        alias = active(tree).get(entry.given)
+        for path, value in (alias.implies if alias and entry.value != 0 else {}).items():
+            implied[path] = replace(entry, path=path, value=value)
+    return {**{path: entry for path, entry in implied.items() if path not in found}, **found}
+
+
+def translate(entry: Entry, tree: type[Node]) -> dict[str, Any]:
+    """What an entry sets, under our own names. NovaError for a name that nobody knows."""
+    name, value = entry.path, entry.value
+    if name in sections(tree):
+        if value not in (None, {}):
+            raise NovaError("this is a section, not a value", where=entry.place, fix=f"write {name}.key: value")
+        return {}
+    if not is_key(name, tree):
+        if name in fixed(tree):
+            return _accept(entry, fixed(tree)[name])
+        alias = active(tree).get(name)
+        if alias is None:
+            raise _unknown(entry, tree)
+        value = alias.convert(value) if alias.convert else value
+        return {new: _value(new, value, entry) for new in alias.new}
+    return {name: _value(name, value, entry)}
+
+
+def join(entries: list[Entry], tree: type[Node]) -> list[Entry]:
+    """Resolve names that mean something only together: `epochs` and `steps_per_epoch`, RL2's two KL estimators."""
+    if "algo" not in keys(tree):
+        return entries
+    last = {entry.path: entry for entry in entries}
+    epochs, per_epoch = last.get("epochs"), last.get("steps_per_epoch")
+    if (only := epochs or per_epoch) is not None:
+        if epochs is None or per_epoch is None:
+            fix = "give both, or steps"
+            raise NovaError("epochs and steps_per_epoch make up steps only together", where=only.place, fix=fix)
+        for entry in (epochs, per_epoch):
+            if type(entry.value) is not int or entry.value < 1:
+                raise NovaError(
+                    f"must be a whole number from 1, got {entry.value!r:.60}",
+                    where=entry.place,
+                    fix="write epochs=3 steps_per_epoch=8",
+                )
+        product = replace(per_epoch, path="steps", given="epochs", value=epochs.value * per_epoch.value)
+        entries = [
+            product if e is per_epoch else e
+            for e in entries
+            if e.path not in ("epochs", "steps_per_epoch") or e is per_epoch
+        ]
+    return _join_kl(entries)
+
+
+def _join_kl(entries: list[Entry]) -> list[Entry]:
+    """Of RL2's estimators, the one whose place `kl.type` names; without a `kl.type`, one alone says the place too."""
+
+    def place(entry: Entry) -> str | None:
+        parent, _, name = entry.path.rpartition(".")
+        return KL_PLACES.get(name) if parent in ("kl", "actor.kl") else None
+
+    named = {where: entry for entry in entries if (where := place(entry))}
+    stated = [entry.value for entry in entries if entry.path in ("kl.type", "actor.kl.type")]
+    alone = next(iter(named.items())) if len(named) == 1 else None
+    if alone and stated and stated[-1] not in (None, alone[0]):
+        raise NovaError(f"kl.type={stated[-1]} does not use it", where=alone[1].place, fix="write kl.estimator instead")
+    kept = [entry for entry in entries if not place(entry)]
+    if alone and not stated:
+        kept.append(replace(alone[1], path="kl.type", value=alone[0]))
+    chosen = str(stated[-1]) if stated else alone and alone[0]
+    return [*kept, replace(named[chosen], path="kl.estimator")] if chosen in named else kept
+
+
+def _add(found: dict[str, Entry], entry: Entry) -> None:
+    """Add an entry; what lies within its path, or around it, gives way."""
+    earlier = found.get(entry.path)
+    if earlier and earlier.source == entry.source and earlier.given != entry.given and earlier.value != entry.value:
+        raise NovaError(
+            f"{earlier.given} and {entry.given} are two names of {entry.path} and disagree",
+            where=entry.place,
+            fix="leave one of them out",
+        )
+    for path in list(found):
+        if path.startswith(f"{entry.path}.") or entry.path.startswith(f"{path}."):
+            del found[path]
+    found[entry.path] = entry
+
+
+def _value(path: str, value: Any, entry: Entry) -> Any:
+    if not isinstance(value, str):
+        return value
+    if path == "adv.estimator" and value in CREDIT_LATER:
+        fix = "use group, leave_one_out, mean, ema, scst or none"
+        raise NovaError(f"{value} needs values, and arrives with critics", where=entry.place, fix=fix)
+    return VALUES.get(path, {}).get(value, value)
+
+
+def _accept(entry: Entry, row: Fixed) -> dict[str, Any]:
+    if isinstance(entry.value, bool) == isinstance(row.values[0], bool) and entry.value in row.values:
+        return {}
+    fix = f"leave it out, or at {str(row.values[0]).lower()}"
+    raise NovaError(f"cannot be {entry.value!r:.60}: {row.reason}", where=entry.place, fix=fix)
+
+
+def _unknown(entry: Entry, tree: type[Node]) -> NovaError:
+    name = entry.path
+    for prefix, feature in LATER.items():
+        if name == prefix or name.startswith(f"{prefix}."):
+            return NovaError(f"this arrives with {feature}", where=entry.place, fix="leave it out")
+    around = next((path for path in keys(tree) if name.startswith(f"{path}.")), None)
+    if around:
+        return NovaError(
+            f"{around} is one value and has no keys of its own", where=entry.place, fix=f"write {around}: value"
+        )
+    near = nearest(name, [*keys(tree), *sections(tree)]) or nearest(name, [*active(tree), *fixed(tree)])
+    fix = f"did you mean {near}?" if near else "docs/names.md lists every key"
+    return NovaError("unknown key", where=entry.place, fix=fix)

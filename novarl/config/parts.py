@@ -1,0 +1,304 @@
+"""The sections of a configuration: what `optim.*`, `rollout.*`, `kl.*` and the others hold.
+
+Every value is checked when the tree is built: unknown keys, wrong types and values out of range are refused. Types are
+strict: a number in quotes is text, not a number. `null` means that the default depends on something else, which the
+key's description names.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from novarl.core.errors import NovaError
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Above0 = Annotated[float, Field(gt=0.0)]
+AtLeast0 = Annotated[float, Field(ge=0.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+
+
+class Node(BaseModel):
+    """A frozen group of keys. A contradiction between two of them raises NovaError, naming the first."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+
+def refuse(when: bool, key: str, what: str, fix: str) -> None:
+    """Raise the contradiction `what` about `key` where `when` holds."""
+    if when:
+        raise NovaError(what, where=key, fix=fix)
+
+
+class Sampled(Node):
+    """A distribution to sample from; nothing is trained on these samples, so its support may be cut."""
+
+    temperature: AtLeast0 = 1.0
+    """0 is greedy."""
+    top_k: Whole = 0
+    """Only the k likeliest tokens; 0: all."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Only the likeliest tokens that together hold this probability."""
+    min_p: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Only tokens at least this likely, relative to the likeliest."""
+
+
+class Talk(Sampled):
+    """How `novarl sample` answers."""
+
+    max_tokens: Count = 256
+    """The longest answer, in tokens."""
+    stop: Texts = ()
+    """Strings that end an answer."""
+
+
+class Episode(Node):
+    """How an answer is brought about, in training and in evaluation."""
+
+    max_tokens: Count | None = None
+    """The longest answer of one turn, in tokens; null: the task's, or 256 for a data file."""
+    stop: Texts = ()
+    """Strings that end an answer."""
+    max_turns: Count = 1
+    """The most turns of the policy in an episode."""
+    env_path: Text | None = None
+    """A Python file with `interact(messages)`, and `reward_fn(messages, answer)` unless `reward` names another."""
+    max_batch: Count = 64
+    """The most answers that are sampled at the same time; changes speed and memory, never a result."""
+    reward_timeout: Above0 = 10.0
+    """Seconds that the reward of one batch of answers may take; after it its process is killed."""
+
+    @model_validator(mode="after")
+    def _turns_need_a_partner(self) -> Episode:
+        refuse(
+            self.max_turns > 1 and self.env_path is None,
+            "rollout.max_turns",
+            f"{self.max_turns} turns, yet nobody answers after the first",
+            "name a file with interact(messages) in rollout.env_path, or leave rollout.max_turns at 1",
+        )
+        return self
+
+
+class Rollout(Episode):
+    """How training answers are sampled: always from the full distribution, so that the learner knows what it was."""
+
+    temperature: Above0 = 1.0
+    """The learner's log-probabilities are taken at this temperature too."""
+
+
+class Evaluation(Sampled):
+    """How good a policy is on held-out rows: greedy, and pass@k from samples at `eval.temperature`."""
+
+    n: Count = 500
+    """The most held-out rows to answer."""
+    k: Whole = 0
+    """Samples of each row for pass@1 ... pass@k; 0: greedy only."""
+
+    @model_validator(mode="after")
+    def _samples_must_differ(self) -> Evaluation:
+        refuse(
+            self.k > 1 and self.temperature == 0,
+            "eval.k",
+            f"pass@{self.k} at temperature 0 would compare {self.k} equal answers",
+            "set eval.temperature above 0, or eval.k=0",
+        )
+        return self
+
+
+class HeldOut(Evaluation):
+    """The evaluations of a training run: before, after and every `eval_every` steps."""
+
+    data: Text | None = None
+    """Held-out rows for `data`; null: some of its own rows are set aside. A task brings its own."""
+
+
+class Rows(Node):
+    """The held-out rows of supervised fine-tuning."""
+
+    data: Text | None = None
+    """Held-out rows for `data`; null: some of its own rows are set aside. A task brings its own."""
+    n: Count = 500
+    """The most held-out rows to measure."""
+
+
+class Advantage(Node):
+    """Credit: what an answer's reward is compared with."""
+
+    estimator: Literal["group", "leave_one_out", "none", "mean", "ema", "scst"] | None = None
+    """group, leave_one_out: the other answers to the prompt; mean: the batch; ema: the past; scst: the greedy answer;
+    null: the algorithm's."""
+    norm_std: bool | None = None
+    """Divide by the standard deviation of the prompt's rewards; null: the algorithm's."""
+    ema_beta: Beta = 0.9
+    """With estimator=ema: the weight of the past."""
+    whiten: bool = False
+    """Shift and scale the advantages of all trained tokens to mean 0 and variance 1."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Advantage:
+        named = self.estimator is not None
+        refuse(
+            named and self.estimator != "group" and self.norm_std is True,
+            "adv.norm_std",
+            f"adv.estimator={self.estimator} has no group whose deviation to divide by",
+            "use adv.estimator=group, or adv.whiten=true",
+        )
+        refuse(
+            named and self.estimator != "ema" and self.ema_beta != 0.9,
+            "adv.ema_beta",
+            f"adv.estimator={self.estimator} keeps no moving average",
+            "use adv.estimator=ema, or leave adv.ema_beta out",
+        )
+        return self
+
+
+class Clip(Node):
+    """How far an update may move the policy: the ratio stays within [1 - low, 1 + high]."""
+
+    low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """null: the algorithm's."""
+    high: Above0 | None = None
+    """null: the algorithm's."""
+
+
+class Correction(Node):
+    """Off-policy correction by truncated importance weights pi_old / mu."""
+
+    tis_max: Above0 | None = None
+    """The largest weight; null: no correction."""
+
+
+class KL(Node):
+    """A penalty on the distance from the starting policy."""
+
+    type: Literal["loss", "reward", "advantage"] | None = None
+    """Where it enters; null: the algorithm's."""
+    estimator: Literal["k1", "k2", "k3"] | None = None
+    """null: the algorithm's if its KL enters at the same place, otherwise k2 as a loss and k1 elsewhere."""
+    coef: AtLeast0 | None = None
+    """Its weight, 0 for none; null: the algorithm's."""
+
+    @model_validator(mode="after")
+    def _has_a_gradient(self) -> KL:
+        refuse(
+            self.type == "loss" and self.estimator == "k1",
+            "kl.estimator",
+            "k1 as a loss has zero gradient on average: it would cost nothing and do nothing",
+            "use kl.estimator=k2 or k3, or kl.type=reward",
+        )
+        return self
+
+
+class Entropy(Node):
+    """A bonus on the policy's entropy."""
+
+    coef: AtLeast0 | None = None
+    """Its weight; null: the algorithm's."""
+
+
+class Loss(Node):
+    """How the losses of tokens become one number."""
+
+    agg: Literal["token", "sequence", "constant"] | None = None
+    """token: mean over tokens; sequence: mean over answers of their mean; constant: sum over a fixed number;
+    null: the algorithm's."""
+
+
+class DynamicSampling(Node):
+    """Prompts whose answers all score the same teach nothing: ask others in their place."""
+
+    enabled: bool | None = None
+    """null: the algorithm's."""
+    max_refills: Count = 4
+    """How often to ask for more prompts before going on with fewer."""
+
+
+class Optim(Node):
+    """AdamW and its learning-rate schedule, counted in optimiser updates."""
+
+    lr: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """null: one for the built-in models and one for all others; `novarl explain` says which."""
+    weight_decay: AtLeast0 = 0.0
+    """On matrices only."""
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)
+    """Memory of the first and the second moment."""
+    eps: Above0 = 1e-8
+    """Added to the root of the second moment."""
+    max_grad_norm: AtLeast0 = 1.0
+    """Clip the gradient to this norm; 0: never."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after its warm-up."""
+    warmup_steps: Whole = 0
+    """Updates in which the learning rate rises from 0."""
+    min_lr_ratio: Share = 0.0
+    """What is left of the learning rate at the end."""
+
+    @model_validator(mode="after")
+    def _schedule_ends_somewhere(self) -> Optim:
+        refuse(
+            self.schedule == "constant" and self.min_lr_ratio > 0,
+            "optim.min_lr_ratio",
+            "a constant learning rate never falls",
+            "use optim.schedule=linear or cosine, or leave optim.min_lr_ratio out",
+        )
+        return self
+
+
+class Micro(Node):
+    """How a batch is cut to fit in memory; the gradient does not depend on it."""
+
+    max_tokens: Count = 16384
+    """The most tokens in one forward and backward pass."""
+    logprob_chunk: Count = 1024
+    """Tokens whose logits exist at the same time."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+
+
+class Log(Node):
+    """What a run reports beside metrics.jsonl and events.jsonl."""
+
+    console: bool = True
+    """A live line, or plain lines in a pipe."""
+    tensorboard: bool = True
+    """Curves under tb/."""
+
+
+class RolloutLog(Log):
+    """What a run with rollouts reports."""
+
+    rollouts_every: Count | None = 10
+    """Write every answer, its rewards and its tokens to rollouts/ each so many steps; null: never."""
+    samples_every: Count | None = 10
+    """Print one answer each so many steps; null: never."""
+
+
+class RewardSpec(Node):
+    """One of several rewards."""
+
+    source: Text
+    """A built-in reward, or `file.py:name`."""
+    weight: float = 1.0
+    """Its weight in the sum that is trained on."""
+
+
+def rewards_by_name(value: Any) -> Any:
+    """`reward=length` and `reward=file.py:name` as a mapping of one; in a mapping, text stands for `{source: text}`."""
+    if isinstance(value, str):
+        value = {value.rpartition(":")[2]: value}
+    if not isinstance(value, dict):
+        return value
+    return {name: {"source": spec} if isinstance(spec, str) else spec for name, spec in value.items()}

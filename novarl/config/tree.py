@@ -1,0 +1,212 @@
+"""One frozen, typed tree per kind of run. Class defaults are the vetted setting.
+
+    RLConfig      novarl rl, novarl demo
+    SFTConfig     novarl sft
+    EvalConfig    novarl eval
+    SampleConfig  novarl sample
+
+Everything below `build` takes the few values it needs and never sees a tree.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from novarl.config.base import Config, RunConfig, TrainConfig
+from novarl.config.parts import (
+    KL,
+    Advantage,
+    Clip,
+    Correction,
+    Count,
+    DynamicSampling,
+    Entropy,
+    Episode,
+    Evaluation,
+    HeldOut,
+    Log,
+    Loss,
+    RewardSpec,
+    Rollout,
+    RolloutLog,
+    Rows,
+    Talk,
+    Text,
+    Whole,
+    refuse,
+    rewards_by_name,
+)
+
+BUILT_IN_MODELS = ("tiny", "small")
+
+Rewards = Annotated[dict[Text, RewardSpec], Field(min_length=1), BeforeValidator(rewards_by_name)]
+
+
+class RLConfig(TrainConfig):
+    """Reinforcement learning: sample, score, credit, update, sync."""
+
+    kind: ClassVar[str] = "rl"
+
+    answer_key: Text | None = None
+    """The column with the answer that rewards see; null: `answer` where there is one."""
+    on_long: Literal["refuse", "truncate"] = "refuse"
+    """A prompt longer than `max_length` is counted and left out, or cut at its beginning."""
+    algo: Text = "dr_grpo"
+    """A row of the table of algorithms; `adv`, `clip`, `correction`, `kl`, `entropy` and `loss` change its parts."""
+    reward: Rewards | None = None
+    """A built-in reward, `file.py:name`, or several by name, each with `source` and `weight`; null: the task's."""
+    steps: Count = 100
+    """Rollouts to learn from; each has `updates_per_rollout` optimiser updates."""
+    warmup: Whole | None = None
+    """Supervised steps on the task's demonstrations before the first rollout; null: the task's for an untrained
+    built-in model, 0 for any other."""
+    prompts_per_rollout: Count = 16
+    """Prompts in a step."""
+    responses_per_prompt: Count = 8
+    """Answers sampled to each prompt."""
+    updates_per_rollout: Count | None = None
+    """Optimiser updates in a step; null: the algorithm's."""
+    epochs_per_rollout: Count = 1
+    """How often those updates go through the step's answers."""
+    rollout: Rollout = Rollout()
+    adv: Advantage = Advantage()
+    clip: Clip = Clip()
+    correction: Correction = Correction()
+    kl: KL = KL()
+    entropy: Entropy = Entropy()
+    loss: Loss = Loss()
+    dynamic_sampling: DynamicSampling = DynamicSampling()
+    log: RolloutLog = RolloutLog()
+    eval: HeldOut = HeldOut()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> RLConfig:
+        refuse(
+            self.data is not None and bool(self.warmup),
+            "warmup",
+            "warm-up learns from a task's demonstrations, and a data file has none",
+            "leave it out; fine-tune with novarl sft first",
+        )
+        refuse(
+            self.data is not None and self.reward is None and self.rollout.env_path is None,
+            "reward",
+            "nothing says how good an answer to a row of data is",
+            "write reward=file.py:name, or the name of a built-in reward",
+        )
+        self._groups_are_large_enough()
+        self._updates_divide()
+        return self
+
+    def _groups_are_large_enough(self) -> None:
+        alone = self.responses_per_prompt == 1
+        refuse(
+            alone and self.adv.estimator in ("group", "leave_one_out"),
+            "adv.estimator",
+            f"{self.adv.estimator} compares the answers to one prompt, and responses_per_prompt=1 leaves no others",
+            "use responses_per_prompt=2 or more, or adv.estimator=mean",
+        )
+        refuse(
+            alone and self.dynamic_sampling.enabled is True,
+            "dynamic_sampling.enabled",
+            "with responses_per_prompt=1 every prompt's answers score the same, and all would be dropped",
+            "use responses_per_prompt=2 or more, or dynamic_sampling.enabled=false",
+        )
+
+    def _updates_divide(self) -> None:
+        if self.updates_per_rollout is None:
+            return
+        refuse(
+            self.updates_per_rollout % self.epochs_per_rollout != 0,
+            "epochs_per_rollout",
+            f"{self.updates_per_rollout} updates cannot be shared evenly among {self.epochs_per_rollout} epochs",
+            "make updates_per_rollout a multiple of epochs_per_rollout",
+        )
+        trajectories = self.prompts_per_rollout * self.responses_per_prompt
+        refuse(
+            self.updates_per_rollout // self.epochs_per_rollout > trajectories,
+            "updates_per_rollout",
+            f"{trajectories} answers in a step cannot be shared among {self.updates_per_rollout} updates",
+            "use fewer updates, more epochs_per_rollout or more prompts_per_rollout",
+        )
+
+
+class SFTConfig(TrainConfig):
+    """Supervised fine-tuning: the loss of every assistant turn."""
+
+    kind: ClassVar[str] = "sft"
+
+    completion_key: Text | None = None
+    """The column with the answer to learn; null: found by its usual names."""
+    on_long: Literal["truncate", "refuse"] = "truncate"
+    """A row longer than `max_length` is cut at its end, or left out; counted either way."""
+    steps: Count | None = None
+    """Optimiser updates; null: as many as `epochs` takes."""
+    epochs: Annotated[float, Field(gt=0.0)] | None = None
+    """How often to go through the rows; null: once, unless `steps` is given."""
+    batch_size: Count = 32
+    """Rows in an update."""
+    log: Log = Log()
+    eval: Rows = Rows()
+
+    @model_validator(mode="after")
+    def _one_length(self) -> SFTConfig:
+        refuse(
+            self.steps is not None and self.epochs is not None,
+            "epochs",
+            f"steps={self.steps} and epochs={self.epochs} both say how long to train",
+            "leave one of them out",
+        )
+        return self
+
+
+class EvalConfig(RunConfig):
+    """Evaluation on held-out rows: greedy and pass@k, with intervals."""
+
+    kind: ClassVar[str] = "eval"
+
+    answer_key: Text | None = None
+    """The column with the answer that rewards see; null: `answer` where there is one."""
+    on_long: Literal["refuse", "truncate"] = "refuse"
+    """A prompt longer than `max_length` is counted and left out, or cut at its beginning."""
+    reward: Rewards | None = None
+    """A built-in reward, `file.py:name`, or several by name, each with `source` and `weight`; null: the task's."""
+    rollout: Episode = Episode()
+    eval: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _can_judge(self) -> EvalConfig:
+        refuse(
+            self.data is not None and self.reward is None and self.rollout.env_path is None,
+            "reward",
+            "nothing says how good an answer to a row of data is",
+            "write reward=file.py:name, or the name of a built-in reward",
+        )
+        return self
+
+
+class SampleConfig(Config):
+    """Talk to a model."""
+
+    kind: ClassVar[str] = "sample"
+
+    prompt: Text | None = None
+    """What to ask; null: every line of the standard input."""
+    n: Count = 1
+    """Answers to each prompt."""
+    sampling: Talk = Talk()
+
+    @model_validator(mode="after")
+    def _answers_differ(self) -> SampleConfig:
+        refuse(
+            self.n > 1 and self.sampling.temperature == 0,
+            "n",
+            f"temperature 0 would give {self.n} equal answers",
+            "set sampling.temperature above 0, or n=1",
+        )
+        return self
+
+
+TREES: dict[str, type[Config]] = {tree.kind: tree for tree in (RLConfig, SFTConfig, EvalConfig, SampleConfig)}
+"""The trees by the command they belong to."""

@@ -1,0 +1,233 @@
+"""Checkpoints that are whole or absent.
+
+A checkpoint is a folder: `model/` (Hugging Face safetensors, loadable as it is), `tensors.safetensors` (optimiser moments
+and everything else that is a tensor), `state.json` (everything that is not), `MANIFEST` (the sha256 of each file, written
+last). It is written beside its place, synced, renamed, and only then named by `checkpoints/latest`; a kill at any instant
+leaves either the new checkpoint or the old one. No pickle is ever written or read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from novarl.core.errors import NovaError
+
+FORMAT = 1
+"""Raised when a change makes older checkpoints unreadable."""
+
+
+class Disk:
+    """The few operations a save consists of: the seam where tests stop the process, or fill the disk, at each of them."""
+
+    def write(self, path: Path, data: bytes) -> None:
+        path.write_bytes(data)
+
+    def produce(self, path: Path, writer: Callable[[Path], None]) -> None:
+        """Let `writer` create the file or folder `path`."""
+        writer(path)
+
+    def sync(self, path: Path) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+
+DISK = Disk()
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a small text file as a whole: readers see the old text or the new one."""
+    beside = path.with_name(f".{path.name}.writing")
+    DISK.write(beside, text.encode())
+    DISK.sync(beside)
+    DISK.rename(beside, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk. `order` counts optimiser updates over all phases of the run."""
+
+    path: Path
+    order: int
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    def load(self) -> dict[str, Any]:
+        """The state as it was saved; tensors come back on the CPU."""
+        from safetensors.torch import load_file
+
+        plain = json.loads((self.path / "state.json").read_text())
+        return _join(plain["state"], load_file(self.path / "tensors.safetensors"))
+
+
+class Checkpoints:
+    """The checkpoints of one run, under `folder`."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+
+    def save(
+        self, name: str, state: Mapping[str, Any], write_model: Callable[[Path], None], *, order: int, best: bool = False
+    ) -> Checkpoint:
+        """Write a checkpoint under `name` and make it the latest; then drop all but the last `keep` and the best.
+
+        Raises OSError when the disk refuses (full, read-only); whatever was complete before stays so.
+        """
+        target, beside = self.folder / name, self.folder / f".{name}.saving"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        try:
+            beside.mkdir()
+            self._fill(beside, state, write_model, order)
+        except OSError:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        if target.exists():  # torn, or abandoned when the run was resumed from before it
+            DISK.rename(target, self.folder / f".{name}.replaced")
+        DISK.rename(beside, target)
+        DISK.sync(self.folder)
+        write_atomic(self.folder / "latest", name)
+        if best:
+            write_atomic(self.folder / "best", name)
+        self._prune()
+        self._sweep()
+        return Checkpoint(target, order)
+
+    def _sweep(self) -> None:
+        """Remove what interrupted saves left beside the checkpoints."""
+        for leftover in self.folder.glob(".*"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+    def _fill(self, folder: Path, state: Mapping[str, Any], write_model: Callable[[Path], None], order: int) -> None:
+        from safetensors.torch import save_file
+
+        plain, tensors = _split(state)
+        document = {"format": FORMAT, "order": order, "state": plain}
+        DISK.produce(folder / "model", write_model)
+        DISK.produce(folder / "tensors.safetensors", lambda path: save_file(tensors, path))
+        DISK.write(folder / "state.json", json.dumps(document, indent=1, sort_keys=True).encode())
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        for path in files:
+            DISK.sync(path)
+        manifest = {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
+        DISK.write(folder / "MANIFEST", json.dumps(manifest, indent=1).encode())
+        DISK.sync(folder / "MANIFEST")
+        DISK.sync(folder)
+
+    def _prune(self) -> None:
+        kept = {self._named("latest"), self._named("best")}
+        complete = sorted((order, path) for path in self._folders() if (order := _order(path)) is not None)
+        for _, path in complete[: -self.keep]:
+            if path.name not in kept:
+                shutil.rmtree(path)
+
+    def _named(self, pointer: str) -> str | None:
+        path = self.folder / pointer
+        return path.read_text().strip() if path.is_file() else None
+
+    def _folders(self) -> list[Path]:
+        if not self.folder.is_dir():
+            return []
+        return [path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+
+    def find(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest whole checkpoint, or None, and why each newer one was passed over."""
+        troubles = []
+        for path in sorted(self._folders(), key=lambda path: (_order(path) or -1, path.name), reverse=True):
+            trouble = damage(path)
+            if trouble is None:
+                return Checkpoint(path, _order(path) or 0), troubles
+            troubles.append(f"{path.name}: {trouble}")
+        return None, troubles
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`, or a NovaError that says what is wrong with it."""
+    if not path.is_dir():
+        raise NovaError("there is no checkpoint", where=str(path), fix="give a folder such as runs/x/checkpoints/step-000010")
+    trouble = damage(path)
+    if trouble:
+        raise NovaError(f"the checkpoint is damaged: {trouble}", where=str(path), fix="resume from an earlier one, or use resume=auto")
+    saved = json.loads((path / "state.json").read_text())
+    if saved.get("format") != FORMAT:
+        raise NovaError(
+            f"the checkpoint was written in format {saved.get('format')}, this version reads format {FORMAT}",
+            where=str(path),
+            fix="continue it with the version named in the run's manifest.json",
+        )
+    return Checkpoint(path, int(saved["order"]))
+
+
+def damage(path: Path) -> str | None:
+    """Why a checkpoint folder is not whole, or None."""
+    try:
+        manifest = json.loads((path / "MANIFEST").read_text())
+    except (OSError, ValueError) as error:
+        return f"its MANIFEST cannot be read ({type(error).__name__})"
+    for name, digest in manifest.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if _sha256(file) != digest:
+            return f"{name} differs from its checksum"
+    return None
+
+
+def _order(path: Path) -> int | None:
+    try:
+        return int(json.loads((path / "state.json").read_text())["order"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _split(state: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Nested state as JSON plus named tensors; a tensor leaves `{"__tensor__": name}` in its place."""
+    import torch
+
+    tensors: dict[str, torch.Tensor] = {}
+
+    def visit(value: Any, name: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value.detach().cpu().contiguous()
+            return {"__tensor__": name}
+        if isinstance(value, Mapping):
+            bad = [key for key in value if not isinstance(key, str)]
+            if bad:
+                raise TypeError(f"checkpoint keys must be strings, got {bad[0]!r} under {name!r}")
+            return {key: visit(item, f"{name}/{key}") for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [visit(item, f"{name}/{index}") for index, item in enumerate(value)]
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise TypeError(f"cannot save a {type(value).__name__} under {name!r}")
+
+    return visit(state, ""), tensors
+
+
+def _join(plain: Any, tensors: Mapping[str, Any]) -> Any:
+    if isinstance(plain, dict):
+        if plain.keys() == {"__tensor__"}:
+            return tensors[plain["__tensor__"]]
+        return {key: _join(item, tensors) for key, item in plain.items()}
+    if isinstance(plain, list):
+        return [_join(item, tensors) for item in plain]
+    return plain

@@ -1,0 +1,258 @@
+"""The types that flow through a run, and the protocols of the parts that pass them on.
+
+Data flows one way: Prompt -> Rollout -> Scored -> Batch -> Scores -> Credit -> Record. Each stage returns the next
+type; nothing is filled in later. This module imports no torch, so that tools which only read a run start at once.
+
+The alignment rule, everywhere: column t of a per-token tensor describes `tokens[t]`, and a mask is True where the
+policy chose that token. The shift between a token and the position that predicts it happens in one place, through
+`Batch.prev`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Message = Mapping[str, Any]
+"""One chat message: `role` and `content`, as in the OpenAI format."""
+
+Record = dict[str, float]
+"""The metrics of one optimiser update, by glossary name; the same on every rank."""
+
+Status = Literal["done", "truncated", "failed"]
+Role = Literal["train", "baseline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One row of a task or data set, rendered to tokens once.
+
+    `id` names the row for ever ("sort/train/41", "rows.jsonl:12"): it keys the row's random stream.
+    `extra` holds the row's other columns, which rewards of TRL's form receive by name.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    messages: tuple[Message, ...]
+    answer: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample: temperature 0 is greedy; `top_k=0`, `top_p=1.0`, `min_p=0.0` keep the full support.
+
+    `stop` are strings that end a completion (kept in its tokens); `stop_tokens` end it too and are kept.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 64
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    seed: int = 0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are cut from the support (top-k, top-p or min-p)."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine sampled: `logp[t]` is the log-probability of `tokens[t]` under the distribution really used.
+
+    `kept_logmass[t]` is the log of the probability mass that truncation kept (0.0 at full support), `versions[t]` the
+    version of the weights that chose the token. Greedy tokens carry their log-probability at temperature 1.
+    """
+
+    tokens: tuple[int, ...]
+    logp: tuple[float, ...]
+    kept_logmass: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One stretch of tokens the model saw as it is: prompt and everything after it, aligned column by column."""
+
+    tokens: tuple[int, ...]
+    mask: tuple[bool, ...]
+    behavior_logp: tuple[float, ...]
+    kept_logmass: tuple[float, ...]
+    versions: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.tokens), len(self.mask), len(self.behavior_logp), len(self.kept_logmass), len(self.versions)}
+        if len(lengths) != 1:
+            raise ValueError(f"a Sequence's columns must be equally long, got lengths {sorted(lengths)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One trajectory: the answer of the policy to a prompt, over one or several turns.
+
+    `group` names the prompt's group of samples (equal for all samples of one prompt in one step); `index` is the
+    sample's number within it. `role` "baseline" marks a rollout that only serves as a baseline (the greedy one of
+    SCST and ReMax) and is never trained on. An episode whose context was rewritten holds several sequences.
+    `messages` is the whole conversation as a reward sees it, the policy's last answer included.
+    """
+
+    prompt: Prompt
+    group: int
+    index: int
+    sequences: tuple[Sequence, ...]
+    messages: tuple[Message, ...]
+    text: str
+    status: Status = "done"
+    finish_reason: str = "stop"
+    role: Role = "train"
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A rollout and what its rewards said: each by name, and `reward`, their weighted sum.
+
+    `reward` is None where a reward failed (raised, timed out, returned no finite number); `error` then says why, and
+    the rollout is counted and excluded from training, never scored 0.
+    """
+
+    rollout: Rollout
+    rewards: Mapping[str, float]
+    reward: float | None
+    error: str | None = None
+    token_rewards: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Trajectories packed on one flat token axis, without padding. N tokens, S sequences, R trajectories, K rewards.
+
+    tokens[N] int64, position_ids[N] int64 (from 0 in each sequence), prev[N] int64 (the flat position whose output
+    predicts this token; -1 for a sequence's first token), cu_seqlens[S+1] int64 (where sequences begin and end),
+    mask[N] bool (the policy chose it), behavior_logp[N] float (0 outside the mask), version[N] int64, traj[S] int64
+    (the trajectory of each sequence), group[R] int64, reward[R] float, rewards[R, K] float, reward_names (K of them),
+    truncated[R] bool (stopped by a limit, not by itself), baseline[R] bool (a rollout that is never trained on; its
+    mask is all False).
+    """
+
+    tokens: Tensor
+    position_ids: Tensor
+    prev: Tensor
+    cu_seqlens: Tensor
+    mask: Tensor
+    behavior_logp: Tensor
+    version: Tensor
+    traj: Tensor
+    group: Tensor
+    reward: Tensor
+    rewards: Tensor
+    reward_names: tuple[str, ...]
+    truncated: Tensor
+    baseline: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What models say of a batch before its first update, per token [N]; saved with it and never recomputed."""
+
+    old_logp: Tensor | None = None
+    ref_logp: Tensor | None = None
+    values: Tensor | None = None
+    bootstrap: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """How much better each token was than expected: advantage[N], 0 outside the mask; returns[N] for a critic."""
+
+    advantage: Tensor
+    returns: Tensor | None = None
+    weight: Tensor | None = None
+
+
+class Tokenizer(Protocol):
+    """What the library needs of a tokenizer; Hugging Face's and the built-in byte tokenizer both fit."""
+
+    eos_token_id: int
+    pad_token_id: int
+    chat_template: str | None
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, tokens: Seq[int], /, *, skip_special_tokens: bool = False) -> str: ...
+    def apply_chat_template(self, conversation: Seq[Message], /, *, tokenize: bool, add_generation_prompt: bool) -> Any: ...
+    def save_pretrained(self, save_directory: str, /) -> Any: ...
+
+
+class Engine(Protocol):
+    """Samples completions. `key` names the request's random stream: the same key gives the same completion,
+    whatever else is being sampled at the time."""
+
+    async def sample(self, tokens: Seq[int], sampling: Sampling, *, key: str) -> Completion: ...
+    def publish(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnvStep:
+    """What an environment answers: messages to append (none: the episode is over), and this turn's reward, if any."""
+
+    messages: tuple[Message, ...] = ()
+    reward: float | None = None
+    done: bool = True
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Env(Protocol):
+    """A conversation partner, made afresh for each episode."""
+
+    async def reset(self, prompt: Prompt) -> tuple[Message, ...]: ...
+    async def step(self, messages: Seq[Message]) -> EnvStep: ...
+
+
+class TensorEnv(Protocol):
+    """A vector environment over tensors: observations [B, ...], actions [B], rewards [B], dones [B]."""
+
+    def reset(self, batch_size: int) -> Tensor: ...
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+class Reward(Protocol):
+    """Scores a list of rollouts: a number, several by name, or None where there is nothing to say (a failure)."""
+
+    async def __call__(self, rollouts: Seq[Rollout]) -> list[float | Mapping[str, float] | None]: ...
+
+
+class Learner(Protocol):
+    """Turns credit into better weights: one call, one optimiser update."""
+
+    def update(self, batch: Batch, scores: Scores, credit: Credit) -> Record: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Buffer(Protocol):
+    """Holds scored rollouts between sampling and learning, oldest first, and refuses what is too stale."""
+
+    def put(self, scored: Seq[Scored], version: int) -> None: ...
+    def get(self, n: int, version: int) -> list[Scored]: ...
+    def __len__(self) -> int: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Sink(Protocol):
+    """Where reports go. A sink never touches the run: attaching every one of them leaves it bit-identical."""
+
+    def step(self, step: int, record: Mapping[str, float]) -> None: ...
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,124 @@
+"""Rows from Parquet, Arrow, `save_to_disk` directories (pyarrow) and the Hugging Face hub (`datasets`), both lazily."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from novarl.core.errors import NovaError
+
+Row = tuple[str, dict[str, Any], None]
+"""Where (`file:number`, the first row is 1), the columns, and no error: these formats break as a whole, not by rows."""
+
+
+def parquet_rows(file: Path) -> Iterator[Row]:
+    """The rows of a Parquet file; NovaError at once if it is damaged."""
+    import pyarrow.parquet
+
+    with _damaged(file):
+        table = pyarrow.parquet.ParquetFile(file)
+    return _rows(file, table.iter_batches())
+
+
+def arrow_rows(file: Path) -> Iterator[Row]:
+    """The rows of an Arrow IPC file or stream (what `datasets` writes); NovaError at once if it is damaged."""
+    import pyarrow
+
+    with _damaged(file):
+        source = pyarrow.memory_map(str(file))
+        if source.read(6) == b"ARROW1":
+            reader = pyarrow.ipc.open_file(source)
+            return _rows(file, (reader.get_batch(i) for i in range(reader.num_record_batches)))
+        source.seek(0)
+        return _rows(file, pyarrow.ipc.open_stream(source))
+
+
+def saved_rows(directory: Path, split: str | None) -> Iterator[Row]:
+    """The rows of a directory written by `datasets`' `save_to_disk`; of several splits, "train" if none is named."""
+    if (directory / "dataset_dict.json").exists():
+        splits = _manifest(directory / "dataset_dict.json").get("splits", [])
+        wanted = split or ("train" if "train" in splits or len(splits) != 1 else splits[0])
+        if wanted not in splits:
+            fix = f"there are: {', '.join(map(str, splits))}"
+            raise NovaError(f"has no split {wanted!r}", where=str(directory), fix=fix)
+        directory = directory / wanted
+    elif split is not None:
+        raise NovaError(f"holds one split, yet {split!r} was asked for", where=str(directory), fix="leave it out")
+    state = _manifest(directory / "state.json")
+    if state.get("_indices_data_files"):
+        raise NovaError("was saved by datasets 1.x with a row order apart", where=str(directory), fix="save it again")
+    try:
+        files = [directory / entry["filename"] for entry in state["_data_files"]]
+    except (KeyError, TypeError) as error:
+        raise NovaError("names no data files", where=str(directory / "state.json"), fix="save it again") from error
+    for file in files:
+        if not file.is_file():
+            raise NovaError("the data file is missing", where=str(file), fix="copy the whole directory again")
+    return (row for rows in [arrow_rows(file) for file in files] for row in rows)
+
+
+def from_hub(name: str, config: str | None, split: str) -> Iterator[Row]:
+    """The rows of a hub data set, or of a directory of data files, through `datasets`."""
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        fix = "pip install 'novarl[llm]', or give a file"
+        raise NovaError("reading from the hub needs the package datasets", where=name, fix=fix) from error
+    try:
+        rows = load_dataset(name, config, split=split)
+    except Exception as error:
+        what = f"neither a file here nor a data set that could be loaded: {type(error).__name__}: {_short(error)}"
+        fix = "check the path, the hub id, its split and the network"
+        raise NovaError(what, where=f"{name}@{split}", fix=fix) from error
+    label = f"{Path(name).name if Path(name).is_dir() else name}@{split}"
+    return ((f"{label}:{number}", plain(row), None) for number, row in enumerate(rows, start=1))
+
+
+def plain(value: Any) -> Any:
+    """A value of a column as JSON has it: lists and objects all the way down, anything unknown (a date) as its text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _rows(file: Path, batches: Iterable[Any]) -> Iterator[Row]:
+    number = 0
+    with _damaged(file):
+        for batch in batches:
+            batch.validate(full=True)  # a damaged file's offsets may point anywhere; following them kills the process
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file.name}:{number}", plain(row), None
+
+
+@contextmanager
+def _damaged(file: Path) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        what = f"is damaged or no {file.suffix.lstrip('.')} file: {_short(error)}"
+        raise NovaError(what, where=str(file), fix="write or copy it again") from error
+
+
+def _manifest(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NovaError(f"cannot be read: {_short(error)}", where=str(file), fix="save the data set again") from error
+    if not isinstance(value, dict):
+        raise NovaError("is no manifest of a saved data set", where=str(file), fix="save the data set again")
+    return value
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."

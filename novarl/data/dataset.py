@@ -1,0 +1,159 @@
+"""From a file to what training consumes: prompts (RL) or sequences (SFT), with every row accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Prompt, Sequence, Tokenizer
+from novarl.data.formats import BadRow, Columns, Refused, detect, rl_example, sft_example
+from novarl.data.render import Rendered, render_prompt, render_sft
+from novarl.data.sources import RawRow, read
+
+OnLong = Literal["truncate", "refuse"]
+Report = Callable[[BadRow], None]
+Source = str | Path | Iterable[RawRow]
+Item = TypeVar("Item")
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """What became of the rows: read = used + refused, and `truncated` of those used were cut to `max_length`."""
+
+    read: int
+    used: int
+    truncated: int
+    refused: int
+
+
+def load_rl(
+    source: Source,
+    *,
+    tokenizer: Tokenizer,
+    max_length: int,
+    on_long: OnLong = "refuse",
+    apply_chat_template: bool = True,
+    split: str | None = None,
+    messages_key: str | None = None,
+    prompt_key: str | None = None,
+    answer_key: str | None = None,
+    max_bad_rows: float = 0.01,
+    report: Report | None = None,
+) -> tuple[list[Prompt], RowCounts]:
+    """The prompts of a data set, in its order. `source` is what `sources.read` takes, or rows.
+
+    A prompt of more than `max_length` tokens is refused; with `on_long="truncate"` its end is kept. `report` is told of
+    every refused row, once it is clear that the data as a whole can be used. NovaError: the source cannot be read, its
+    format is not recognised, no row is left, or more than the share `max_bad_rows` of the rows is refused.
+    """
+
+    def build(row: RawRow) -> tuple[list[Prompt], bool]:
+        example = rl_example(row, columns)
+        tokens = render_prompt(tokenizer, example.messages, apply_chat_template=apply_chat_template)
+        long = len(tokens) > max_length
+        if long and on_long == "refuse":
+            part = columns.messages or columns.prompt or ""
+            raise Refused(part, f"the prompt has {len(tokens)} tokens, more than max_length={max_length}")
+        return [Prompt(example.id, tokens[-max_length:], example.messages, example.answer, example.extra)], long
+
+    _check_limits(max_length, max_bad_rows)
+    rows, where = _rows(source, split)
+    columns = detect(rows, "rl", keys=Columns(messages_key, prompt_key, None, answer_key), where=where)
+    return _load(rows, build, max_bad_rows=max_bad_rows, report=report, where=where)
+
+
+def load_sft(
+    source: Source,
+    *,
+    tokenizer: Tokenizer,
+    max_length: int,
+    on_long: OnLong = "truncate",
+    apply_chat_template: bool = True,
+    split: str | None = None,
+    messages_key: str | None = None,
+    prompt_key: str | None = None,
+    completion_key: str | None = None,
+    max_bad_rows: float = 0.01,
+    report: Report | None = None,
+) -> tuple[list[Sequence], RowCounts]:
+    """The sequences to imitate, in the data's order; several for a row whose earlier turns the chat template rewrites.
+
+    A row of more than `max_length` tokens loses its tail (and is refused if nothing to learn remains), or is refused
+    with `on_long="refuse"`. Everything else is as in `load_rl`.
+    """
+
+    def build(row: RawRow) -> tuple[list[Sequence], bool]:
+        example = sft_example(row, columns)
+        part = columns.messages or columns.completion or ""
+        rendered = render_sft(
+            tokenizer, example.messages, context=example.context, apply_chat_template=apply_chat_template
+        )
+        longest = max(len(tokens) for tokens, _ in rendered)
+        if longest > max_length and on_long == "refuse":
+            raise Refused(part, f"the row has {longest} tokens, more than max_length={max_length}")
+        cut = [(tokens[:max_length], mask[:max_length]) for tokens, mask in rendered]
+        kept = [_sequence(piece) for piece in cut if any(piece[1][1:])]
+        if not kept:
+            raise Refused(part, f"no token to learn lies within max_length={max_length}")
+        return kept, longest > max_length
+
+    _check_limits(max_length, max_bad_rows)
+    rows, where = _rows(source, split)
+    columns = detect(rows, "sft", keys=Columns(messages_key, prompt_key, completion_key), where=where)
+    return _load(rows, build, max_bad_rows=max_bad_rows, report=report, where=where)
+
+
+def _sequence(rendered: Rendered) -> Sequence:
+    tokens, mask = rendered
+    zeros = (0.0,) * len(tokens)
+    # Nothing predicts the first token, so it is never trained on.
+    return Sequence(tokens, (False, *mask[1:]), zeros, zeros, (0,) * len(tokens))
+
+
+def _check_limits(max_length: int, max_bad_rows: float) -> None:
+    if max_length < 1:
+        raise NovaError(f"must be at least 1, not {max_length}", where="max_length", fix="leave room for the prompt")
+    if not 0.0 <= max_bad_rows <= 1.0:
+        raise NovaError(f"is a share from 0 to 1, not {max_bad_rows}", where="max_bad_rows", fix="for 1 % write 0.01")
+
+
+def _rows(source: Source, split: str | None) -> tuple[list[RawRow], str]:
+    if isinstance(source, str | Path):
+        return list(read(source, split)), str(source)
+    rows = list(source)
+    return rows, rows[0].where if rows else "data"
+
+
+def _load(
+    rows: Iterable[RawRow],
+    build: Callable[[RawRow], tuple[list[Item], bool]],
+    *,
+    max_bad_rows: float,
+    report: Report | None,
+    where: str,
+) -> tuple[list[Item], RowCounts]:
+    """Build every row (into its items, and whether it was cut), and judge whether few enough were refused."""
+    items: list[Item] = []
+    bad: list[BadRow] = []
+    read_rows = truncated = 0
+    for row in rows:
+        read_rows += 1
+        try:
+            made, cut = build(row)
+        except Refused as refused:
+            bad.append(BadRow(row.where, refused.field, refused.reason))
+        else:
+            items += made
+            truncated += cut
+    if bad and (len(bad) == read_rows or len(bad) / read_rows > max_bad_rows):
+        shown = "; ".join(map(str, bad[:_SHOWN])) + ("; ..." if len(bad) > _SHOWN else "")
+        what = f"{len(bad)} of {read_rows} rows cannot be used, and max_bad_rows={max_bad_rows:g} allows fewer: {shown}"
+        raise NovaError(what, where=where, fix="mend or remove them, or raise max_bad_rows")
+    if report is not None:
+        for bad_row in bad:
+            report(bad_row)
+    return items, RowCounts(read_rows, read_rows - len(bad), truncated, len(bad))

@@ -1,0 +1,222 @@
+"""From rows to conversations: which column holds what, and whether each row is fit for use.
+
+| purpose | columns |
+|---|---|
+| SFT | `messages`, with an assistant turn · `prompt` and `completion` (or `response`): strings or lists of messages |
+| RL | `messages`, the last turn not the assistant's · `prompt`: string or list of messages; with or without `answer` |
+
+Any other names are given by keys. The format is read off the first rows; every row is then held to it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Message
+from novarl.data.sources import RawRow
+from novarl.data.textual import json_kind
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+Purpose = Literal["sft", "rl"]
+_SAMPLED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns that hold a row's parts; as asked for by the user's keys, or as detected."""
+
+    messages: str | None = None
+    prompt: str | None = None
+    completion: str | None = None
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One usable row. The first `context` messages are its prompt and never trained on (RL: all of them)."""
+
+    id: str
+    messages: tuple[Message, ...]
+    context: int
+    answer: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used. `str(bad)` is "rows.jsonl:12 messages[0].role: unknown role 'usr'"."""
+
+    where: str
+    field: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.field}".strip() + f": {self.reason}"
+
+
+class Refused(Exception):
+    """Raised where a row turns out to be of no use; the loader makes a BadRow of it."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field, self.reason = field, reason
+        super().__init__(f"{field}: {reason}")
+
+
+def detect(rows: Sequence[RawRow], purpose: Purpose, *, keys: Columns, where: str) -> Columns:
+    """The columns to read, from the user's `keys` and the first rows.
+
+    A column counts as there if at least half of the first rows that could be read hold a value in it. NovaError: no
+    format fits, two do, the keys contradict each other, or a key names a column that no row has.
+    """
+    good = [row.value for row in rows if row.value is not None]
+    if not good:
+        first = next((f": {row.where}: {row.error}" for row in rows), "")
+        raise NovaError(f"no row could be read{first}", where=where, fix="check that it is the right file")
+    _check_keys(good, keys, where=where)
+    sample = good[:_SAMPLED]
+    counts = Counter(name for row in sample for name, value in row.items() if value is not None)
+    present = [name for name, count in counts.items() if 2 * count >= len(sample)]
+    found = _sft_columns(present, keys) if purpose == "sft" else _rl_columns(present, keys)
+    if len(found) != 1:
+        names = ", ".join(sorted(counts)[:20]) or "none"
+        keys_to_set = "messages_key, or prompt_key and completion_key"
+        fix = f"set {keys_to_set if purpose == 'sft' else 'messages_key or prompt_key, and answer_key if there is one'}"
+        what = "no known format" if not found else "more than one format"
+        raise NovaError(f"{what} fits the columns: {names}", where=where, fix=fix)
+    return found[0]
+
+
+def _check_keys(good: Sequence[Mapping[str, Any]], keys: Columns, *, where: str) -> None:
+    if keys.messages is not None and (keys.prompt is not None or keys.completion is not None):
+        fix = "keep messages_key, or prompt_key (and completion_key)"
+        raise NovaError("messages_key and prompt_key exclude each other", where=where, fix=fix)
+    for part in ("messages", "prompt", "completion", "answer"):
+        name = getattr(keys, part)
+        if name is not None and not any(name in row for row in good):
+            columns = sorted({column for row in good for column in row})
+            near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
+            fix = f"did you mean {near[0]!r}?" if near else f"the columns are: {', '.join(columns[:20]) or 'none'}"
+            raise NovaError(f"{part}_key={name}, but no row has that column", where=where, fix=fix)
+
+
+def _sft_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
+    if keys.messages is not None:
+        return [Columns(messages=keys.messages)]
+    completion = keys.completion or next((name for name in ("completion", "response") if name in present), None)
+    prompt = keys.prompt or ("prompt" if "prompt" in present else None)
+    pairs = [Columns(prompt=prompt, completion=completion)] if prompt and completion else []
+    if keys.prompt is not None or keys.completion is not None:
+        return pairs
+    return pairs + ([Columns(messages="messages")] if "messages" in present else [])
+
+
+def _rl_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
+    answer = keys.answer or ("answer" if "answer" in present else None)
+    if keys.messages is not None:
+        return [Columns(messages=keys.messages, answer=answer)]
+    if keys.prompt is not None:
+        return [Columns(prompt=keys.prompt, answer=answer)]
+    found = [Columns(prompt="prompt", answer=answer)] if "prompt" in present else []
+    return found + ([Columns(messages="messages", answer=answer)] if "messages" in present else [])
+
+
+def sft_example(row: RawRow, columns: Columns) -> Example:
+    """A conversation to learn from. Every assistant turn of `messages`, or of `completion`, is trained on."""
+    value = _value(row)
+    if columns.messages is not None:
+        messages, context = _messages(_get(value, columns.messages), columns.messages), 0
+        name = columns.messages
+    else:
+        assert columns.prompt is not None and columns.completion is not None
+        prompt = _turns(value, columns.prompt, "user")
+        if prompt[-1]["role"] == "assistant":
+            raise Refused(columns.prompt, "the prompt ends with an assistant turn")
+        messages, context = prompt + _turns(value, columns.completion, "assistant"), len(prompt)
+        name = columns.completion
+    if messages[0]["role"] == "assistant":
+        raise Refused(columns.messages or columns.prompt or "", "an assistant turn comes first, with nothing to answer")
+    if all(message["role"] != "assistant" for message in messages[context:]):
+        raise Refused(name, "holds no assistant turn to learn from")
+    return Example(row.where, messages, context)
+
+
+def rl_example(row: RawRow, columns: Columns) -> Example:
+    """A prompt to answer, its reference answer, and the other columns for rewards that ask for them by name.
+
+    An answer column of another name stays among the others too: TRL's reward functions know it by that name.
+    """
+    value = _value(row)
+    name = columns.messages or columns.prompt
+    assert name is not None
+    messages = _messages(_get(value, name), name) if columns.messages is not None else _turns(value, name, "user")
+    if messages[-1]["role"] == "assistant":
+        raise Refused(f"{name}[{len(messages) - 1}].role", "ends with an assistant turn: nothing is left to answer")
+    answer = None if columns.answer is None else _get(value, columns.answer)
+    used = {name, "answer"} if columns.answer == "answer" else {name}
+    extra = {column: item for column, item in value.items() if column not in used}
+    return Example(row.where, messages, len(messages), answer, extra)
+
+
+def _value(row: RawRow) -> Mapping[str, Any]:
+    if row.value is None:
+        raise Refused("", row.error or "could not be read")
+    return row.value
+
+
+def _get(value: Mapping[str, Any], name: str) -> Any:
+    if value.get(name) is None:
+        raise Refused(name, "is missing" if name not in value else "is null")
+    return value[name]
+
+
+def _turns(value: Mapping[str, Any], name: str, role: str) -> tuple[Message, ...]:
+    """A string as one turn of `role`, or a list of messages."""
+    item = _get(value, name)
+    if isinstance(item, str):
+        return ({"role": role, "content": _content(item, name)},)
+    if isinstance(item, list | tuple):
+        return _messages(item, name)
+    raise Refused(name, f"must be a string or a list of messages, not {json_kind(item)}")
+
+
+def _messages(value: Any, name: str) -> tuple[Message, ...]:
+    if isinstance(value, str):  # in CSV, a list can only be written as JSON
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise Refused(name, "must be a list of messages, or JSON of one, not plain text") from error
+    if not isinstance(value, list | tuple):
+        raise Refused(name, f"must be a list of messages, not {json_kind(value)}")
+    if not value:
+        raise Refused(name, "is an empty list")
+    return tuple(_message(item, f"{name}[{index}]") for index, item in enumerate(value))
+
+
+def _message(value: Any, name: str) -> Message:
+    if not isinstance(value, Mapping):
+        raise Refused(name, f"must be an object with role and content, not {json_kind(value)}")
+    role = value.get("role")
+    if not isinstance(role, str):
+        raise Refused(f"{name}.role", "is missing" if role is None else f"must be a string, not {json_kind(role)}")
+    if role not in ROLES:
+        shown = role if len(role) <= 40 else f"{role[:37]}..."
+        raise Refused(f"{name}.role", f"unknown role {shown!r}, not one of {', '.join(ROLES)}")
+    # Parquet and Arrow give every message every key that some message has: null means absent.
+    message = {key: item for key, item in value.items() if item is not None}
+    if role == "assistant" and message.get("tool_calls") and not message.get("content"):
+        return message | {"content": ""}
+    return message | {"content": _content(message.get("content"), f"{name}.content")}
+
+
+def _content(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise Refused(name, "is missing" if value is None else f"must be a string, not {json_kind(value)}")
+    if not value.strip():
+        raise Refused(name, "is empty")
+    return value

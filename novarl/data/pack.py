@@ -1,0 +1,206 @@
+"""Packing: from scored rollouts to one flat token axis, and the ways of dividing it.
+
+Which trajectories share an optimiser update, a rank or a micro-batch is decided here, by pure functions of lengths,
+group ids and a seed. None of it changes a gradient: denominators are fixed before, over the whole batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence as Seq
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from novarl.core.seeds import derive
+from novarl.core.types import Batch, Scored, Sequence
+
+
+def pack(scored: Seq[Scored], *, dtype: torch.dtype = torch.float32) -> Batch:
+    """Trajectory r of the batch is `scored[r]`, its sequences in their order. `dtype` is that of the float columns.
+
+    A baseline rollout is packed with its mask all False. `reward_names` are in order of appearance; `rewards` is NaN
+    where a rollout lacks one that others have. ValueError: a rollout failed (those are excluded before).
+    """
+    for one in scored:
+        if one.reward is None or one.rollout.status == "failed":
+            raise ValueError(f"a failed rollout of prompt {one.rollout.prompt.id} cannot be packed")
+    names = tuple(dict.fromkeys(chain.from_iterable(one.rewards for one in scored)))
+    rewards = [[one.rewards.get(name, float("nan")) for name in names] for one in scored]
+    return _batch(
+        [one.rollout.sequences for one in scored],
+        group=[one.rollout.group for one in scored],
+        reward=[one.reward for one in scored if one.reward is not None],
+        rewards=torch.tensor(rewards, dtype=dtype).reshape(len(scored), len(names)),
+        reward_names=names,
+        truncated=[one.rollout.status == "truncated" for one in scored],
+        baseline=[one.rollout.role == "baseline" for one in scored],
+        dtype=dtype,
+    )
+
+
+def pack_sequences(sequences: Seq[Sequence], *, dtype: torch.dtype = torch.float32) -> Batch:
+    """Sequences to imitate (SFT) as a batch: each a trajectory and a group of its own, with reward 0."""
+    count = len(sequences)
+    return _batch(
+        [(sequence,) for sequence in sequences],
+        group=list(range(count)),
+        reward=[0.0] * count,
+        rewards=torch.zeros(count, 0, dtype=dtype),
+        reward_names=(),
+        truncated=[False] * count,
+        baseline=[False] * count,
+        dtype=dtype,
+    )
+
+
+def _batch(
+    trajectories: Seq[Seq[Sequence]],
+    *,
+    group: list[int],
+    reward: list[float],
+    rewards: Tensor,
+    reward_names: tuple[str, ...],
+    truncated: list[bool],
+    baseline: list[bool],
+    dtype: torch.dtype,
+) -> Batch:
+    owned = [(owner, sequence) for owner, sequences in enumerate(trajectories) for sequence in sequences]
+    sequences = [sequence for _, sequence in owned]
+    for owner, sequence in owned:
+        if not sequence.tokens or sequence.mask[0]:
+            problem = "its first token, which nothing predicts, is masked" if sequence.tokens else "it is empty"
+            raise ValueError(f"a sequence of trajectory {owner} cannot be packed: {problem}")
+    lengths = torch.tensor([len(sequence.tokens) for sequence in sequences], dtype=torch.int64)
+    cu_seqlens = _cumulative(lengths)
+    total = int(cu_seqlens[-1])
+    flat = torch.arange(total)
+    position_ids = flat - torch.repeat_interleave(cu_seqlens[:-1], lengths)
+    mask = _column([sequence.mask for sequence in sequences], torch.bool)
+    traj = torch.tensor([owner for owner, _ in owned], dtype=torch.int64)
+    is_baseline = torch.tensor(baseline, dtype=torch.bool)
+    mask = mask & ~torch.repeat_interleave(is_baseline[traj], lengths)
+    behavior_logp = _column([sequence.behavior_logp for sequence in sequences], dtype)
+    return Batch(
+        tokens=_column([sequence.tokens for sequence in sequences], torch.int64),
+        position_ids=position_ids,
+        prev=torch.where(position_ids == 0, -1, flat - 1),
+        cu_seqlens=cu_seqlens,
+        mask=mask,
+        behavior_logp=torch.where(mask, behavior_logp, torch.zeros((), dtype=dtype)),
+        version=_column([sequence.versions for sequence in sequences], torch.int64),
+        traj=traj,
+        group=torch.tensor(group, dtype=torch.int64),
+        reward=torch.tensor(reward, dtype=dtype),
+        rewards=rewards,
+        reward_names=reward_names,
+        truncated=torch.tensor(truncated, dtype=torch.bool),
+        baseline=is_baseline,
+    )
+
+
+def _column(values: Seq[Seq[int] | Seq[float] | Seq[bool]], dtype: torch.dtype) -> Tensor:
+    return torch.tensor(list(chain.from_iterable(values)), dtype=dtype)
+
+
+def _cumulative(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def select(batch: Batch, trajectories: Seq[int]) -> tuple[Batch, Tensor]:
+    """The sub-batch of `trajectories`, in the order given, and `token_index` [n] int64 with
+    `part.tokens == batch.tokens[token_index]`, by which any per-token tensor of the batch is sliced alike.
+    """
+    device = batch.tokens.device
+    wanted = torch.tensor(list(trajectories), dtype=torch.int64, device=device)
+    # [r, S]: which sequences belong to the r-th wanted trajectory; rows give the new owner, columns the sequence.
+    traj, chosen = (wanted[:, None] == batch.traj[None, :]).nonzero(as_tuple=True)
+    begin, length = batch.cu_seqlens[:-1][chosen], batch.cu_seqlens.diff()[chosen]
+    cu_seqlens = _cumulative(length)
+    shift = torch.repeat_interleave(begin - cu_seqlens[:-1], length)
+    token_index = torch.arange(shift.numel(), device=device) + shift
+    prev = batch.prev[token_index]
+    part = Batch(
+        tokens=batch.tokens[token_index],
+        position_ids=batch.position_ids[token_index],
+        prev=torch.where(prev < 0, prev, prev - shift),
+        cu_seqlens=cu_seqlens,
+        mask=batch.mask[token_index],
+        behavior_logp=batch.behavior_logp[token_index],
+        version=batch.version[token_index],
+        traj=traj,
+        group=batch.group[wanted],
+        reward=batch.reward[wanted],
+        rewards=batch.rewards[wanted],
+        reward_names=batch.reward_names,
+        truncated=batch.truncated[wanted],
+        baseline=batch.baseline[wanted],
+    )
+    return part, token_index
+
+
+def padded(values: Tensor, cu_seqlens: Tensor, fill: float) -> Tensor:
+    """A per-token tensor [N, ...] as [S, T, ...], T the longest sequence, right-padded with `fill`. Differentiable."""
+    lengths = cu_seqlens.diff()
+    count, longest = lengths.numel(), int(lengths.max()) if lengths.numel() else 0
+    inside = torch.arange(longest, device=values.device)[None, :] < lengths[:, None]
+    view = values.new_full((count, longest, *values.shape[1:]), fill)
+    view[inside] = values
+    return view
+
+
+def partition(lengths: Seq[int], parts: int) -> list[list[int]]:
+    """Split items over `parts` ranks so that the largest sum is small (longest first, each to the lightest part).
+
+    At most 4/3 of the best possible (Graham, 1969). Ties go to the lower index; each part is in rising order, and may
+    be empty. ValueError: no parts.
+    """
+    if parts < 1:
+        raise ValueError(f"cannot split over {parts} parts")
+    assigned: list[list[int]] = [[] for _ in range(parts)]
+    lightest = [(0, part) for part in range(parts)]
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        weight, part = lightest[0]
+        assigned[part].append(index)
+        heapq.heapreplace(lightest, (weight + lengths[index], part))
+    return [sorted(part) for part in assigned]
+
+
+def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
+    """Split items into few micro-batches of similar size, none of more than `budget` tokens (unless one item alone is).
+
+    Each micro-batch is in rising order, and they are ordered by their first items. ValueError: a budget below 1.
+    """
+    if budget < 1:
+        raise ValueError(f"a micro-batch needs a token budget of at least 1, not {budget}")
+    alone = [[index] for index, length in enumerate(lengths) if length > budget]
+    fitting = [index for index, length in enumerate(lengths) if length <= budget]
+    sizes = [lengths[index] for index in fitting]
+    # No two items above half the budget can share a micro-batch, and together they must hold all tokens.
+    count = max(-(-sum(sizes) // budget), sum(2 * size > budget for size in sizes), 1)
+    split = partition(sizes, count)
+    while any(sum(sizes[i] for i in part) > budget for part in split):
+        count += 1
+        split = partition(sizes, count)
+    return sorted(alone + [[fitting[i] for i in part] for part in split if part])
+
+
+def minibatches(groups: Seq[int], k: int, seed: int) -> list[list[int]]:
+    """Split trajectories, given by their group ids, at random into `k` minibatches of similar size, one per update.
+
+    Groups stay whole; only if there are fewer groups than minibatches are they split. Fewer than `k` come back only if
+    there are fewer trajectories. Each is in rising order. ValueError: k below 1.
+    """
+    if k < 1:
+        raise ValueError(f"cannot split into {k} minibatches")
+    if not groups:
+        return []
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    units = list(members.values()) if len(members) >= k else [[index] for index in range(len(groups))]
+    random.Random(derive(seed, "minibatches")).shuffle(units)
+    split = partition([len(unit) for unit in units], k)
+    return [sorted(chain.from_iterable(units[i] for i in part)) for part in split if part]

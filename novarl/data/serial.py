@@ -1,0 +1,133 @@
+"""Prompts, rollouts and scored rollouts as JSON and back, exactly: what a checkpoint keeps of what was sampled.
+
+Floats survive because JSON writes the shortest text that reads back as the same float. Tuples inside answers, extra
+columns and info survive as `{"__tuple__": [...]}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Prompt, Rollout, Scored, Sequence
+
+_TUPLE = "__tuple__"
+
+
+def scored_to_dict(scored: Scored) -> dict[str, Any]:
+    """`scored` as JSON values. NovaError: its prompt or info holds what JSON cannot (a tensor, an object)."""
+    return {
+        "rollout": rollout_to_dict(scored.rollout),
+        "rewards": _to_json(scored.rewards, "rewards"),
+        "reward": scored.reward,
+        "error": scored.error,
+        "token_rewards": None if scored.token_rewards is None else list(scored.token_rewards),
+    }
+
+
+def scored_from_dict(state: Mapping[str, Any]) -> Scored:
+    """The inverse of `scored_to_dict`."""
+    tokens = state["token_rewards"]
+    return Scored(
+        rollout=rollout_from_dict(state["rollout"]),
+        rewards=_from_json(state["rewards"]),
+        reward=state["reward"],
+        error=state["error"],
+        token_rewards=None if tokens is None else tuple(tokens),
+    )
+
+
+def rollout_to_dict(rollout: Rollout) -> dict[str, Any]:
+    """`rollout` as JSON values."""
+    return {
+        "prompt": prompt_to_dict(rollout.prompt),
+        "group": rollout.group,
+        "index": rollout.index,
+        "sequences": [_sequence_to_dict(sequence) for sequence in rollout.sequences],
+        "messages": [_to_json(message, "messages") for message in rollout.messages],
+        "text": rollout.text,
+        "status": rollout.status,
+        "finish_reason": rollout.finish_reason,
+        "role": rollout.role,
+        "info": _to_json(rollout.info, "info"),
+    }
+
+
+def rollout_from_dict(state: Mapping[str, Any]) -> Rollout:
+    """The inverse of `rollout_to_dict`."""
+    return Rollout(
+        prompt=prompt_from_dict(state["prompt"]),
+        group=state["group"],
+        index=state["index"],
+        sequences=tuple(_sequence_from_dict(sequence) for sequence in state["sequences"]),
+        messages=tuple(_from_json(message) for message in state["messages"]),
+        text=state["text"],
+        status=state["status"],
+        finish_reason=state["finish_reason"],
+        role=state["role"],
+        info=_from_json(state["info"]),
+    )
+
+
+def prompt_to_dict(prompt: Prompt) -> dict[str, Any]:
+    """`prompt` as JSON values."""
+    return {
+        "id": prompt.id,
+        "tokens": list(prompt.tokens),
+        "messages": [_to_json(message, "messages") for message in prompt.messages],
+        "answer": _to_json(prompt.answer, "answer"),
+        "extra": _to_json(prompt.extra, "extra"),
+    }
+
+
+def prompt_from_dict(state: Mapping[str, Any]) -> Prompt:
+    """The inverse of `prompt_to_dict`."""
+    return Prompt(
+        id=state["id"],
+        tokens=tuple(state["tokens"]),
+        messages=tuple(_from_json(message) for message in state["messages"]),
+        answer=_from_json(state["answer"]),
+        extra=_from_json(state["extra"]),
+    )
+
+
+def _sequence_to_dict(sequence: Sequence) -> dict[str, Any]:
+    return {
+        "tokens": list(sequence.tokens),
+        "mask": list(sequence.mask),
+        "behavior_logp": list(sequence.behavior_logp),
+        "kept_logmass": list(sequence.kept_logmass),
+        "versions": list(sequence.versions),
+    }
+
+
+def _sequence_from_dict(state: Mapping[str, Any]) -> Sequence:
+    return Sequence(
+        tokens=tuple(state["tokens"]),
+        mask=tuple(state["mask"]),
+        behavior_logp=tuple(state["behavior_logp"]),
+        kept_logmass=tuple(state["kept_logmass"]),
+        versions=tuple(state["versions"]),
+    )
+
+
+def _to_json(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return {_TUPLE: [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]}
+    if isinstance(value, list):
+        return [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, Mapping) and _TUPLE not in value and all(isinstance(key, str) for key in value):
+        return {key: _to_json(item, f"{where}.{key}") for key, item in value.items()}
+    what = f"a {type(value).__name__} in a rollout cannot be saved with the run"
+    raise NovaError(what, where=where, fix="keep to numbers, strings, lists, tuples and dicts with string keys")
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_TUPLE}:
+            return tuple(_from_json(item) for item in value[_TUPLE])
+        return {key: _from_json(item) for key, item in value.items()}
+    return [_from_json(item) for item in value] if isinstance(value, list) else value

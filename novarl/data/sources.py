@@ -1,0 +1,123 @@
+"""Rows from wherever they lie: JSON, JSONL, CSV, Parquet and Arrow files, saved data sets, the Hugging Face hub.
+
+Every source yields `RawRow`s and names each one's place. A row that cannot be read is itself a row, with its reason; a
+file that cannot be read raises NovaError.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from novarl.core.errors import NovaError
+from novarl.data.columnar import arrow_rows, from_hub, parquet_rows, saved_rows
+from novarl.data.textual import Place, csv_rows, json_rows, jsonl_rows
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet", ".arrow")
+_HUB_ID = re.compile(r"(?P<id>[\w.-]{1,96}(/[\w.-]{1,96})?)(:(?P<config>[\w.-]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row as it lies in its source: `value`, or the `error` that kept it from being read.
+
+    `where` names the row for people and, as the id of its prompt, its random stream: "rows.jsonl:12" (a line),
+    "rows.json:31[7]" (line 31, element 7), "rows.parquet:12" (the 12th row). It holds no directory, so that a moved
+    file gives the same run.
+    """
+
+    index: int
+    where: str
+    value: Mapping[str, Any] | None
+    error: str | None = None
+
+
+def read(path: str | Path, split: str | None = None) -> Iterator[RawRow]:
+    """The rows of a file, a directory or a hub data set, in their order.
+
+    `path` is a file with one of `SUFFIXES`; a directory written by `save_to_disk` or holding data files; or a hub id,
+    `owner/name` or `owner/name:config`. Directories and hub ids take a split: `path@split`, or RL2's `split@path`;
+    "train" if none is given. NovaError: nothing there, empty, of an unknown kind, damaged, or the hub does not answer.
+    """
+    name, split = _name_and_split(str(path), split)
+    file = _existing(name)
+    if file is None:
+        hub = _HUB_ID.fullmatch(name)
+        if hub is None or name.lower().endswith(SUFFIXES):
+            raise NovaError("no such file", where=name, fix=_nearest_file(name))
+        rows: Iterator[Place] = from_hub(hub["id"], hub["config"], split or "train")
+    elif file.is_dir():
+        rows = saved_rows(file, split) if _is_saved(file) else from_hub(str(file), None, split or "train")
+    else:
+        if split is not None:
+            raise NovaError(f"a file has no splits, yet split {split!r} was asked for", where=name, fix="leave it out")
+        rows = _file_rows(file)
+    return _numbered(rows, name)
+
+
+def from_values(name: str, values: Iterable[Mapping[str, Any]]) -> Iterator[RawRow]:
+    """Rows made by a program: row i is called `name/i`. A mapping under `extra` is spread into columns."""
+    for index, value in enumerate(values):
+        extra = value.get("extra")
+        columns = {**extra, **{k: v for k, v in value.items() if k != "extra"}} if isinstance(extra, Mapping) else value
+        yield RawRow(index, f"{name}/{index}", columns)
+
+
+def _name_and_split(name: str, split: str | None) -> tuple[str, str | None]:
+    if "@" not in name or _existing(name):
+        return name, split
+    head, _, tail = name.rpartition("@")
+    if "/" not in head and ("/" in tail or _existing(tail)):
+        head, tail = tail, head
+    if split is not None and split != tail:
+        raise NovaError(f"two splits are asked for, {tail!r} and {split!r}", where=name, fix="name one of them")
+    return head, tail
+
+
+def _existing(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (OSError, RuntimeError):  # too long for a path; `~` without a home
+        return None
+
+
+def _is_saved(directory: Path) -> bool:
+    return (directory / "dataset_dict.json").exists() or (directory / "state.json").exists()
+
+
+def _nearest_file(name: str) -> str:
+    file = Path(name)
+    if not name or not _existing(str(file.parent)):
+        return f"the directory {file.parent} does not exist either" if name else "name a file"
+    near = difflib.get_close_matches(file.name, sorted(entry.name for entry in file.parent.iterdir()), n=1)
+    return f"did you mean {file.with_name(near[0])}?" if near else "check the path"
+
+
+def _numbered(rows: Iterator[Place], name: str) -> Iterator[RawRow]:
+    index = -1
+    for index, (where, value, error) in enumerate(rows):
+        yield RawRow(index, where, value, error)
+    if index < 0:
+        raise NovaError("the data holds no rows", where=name, fix="check that it is the right file")
+
+
+def _file_rows(file: Path) -> Iterator[Place]:
+    readers: dict[str, Callable[[Path], Iterator[Place]]] = {
+        ".jsonl": jsonl_rows,
+        ".json": json_rows,
+        ".csv": csv_rows,
+        ".parquet": parquet_rows,
+        ".arrow": arrow_rows,
+    }
+    suffix = next((suffix for suffix in SUFFIXES if file.name.lower().endswith(suffix)), None)
+    if suffix is None:
+        what = f"files named *{file.suffix} are of no known kind"
+        raise NovaError(what, where=str(file), fix=f"use one of {', '.join(SUFFIXES)}")
+    if file.stat().st_size == 0:
+        raise NovaError("the file is empty", where=str(file), fix="check that it is the right file")
+    return readers[suffix.removesuffix(".gz")](file)

@@ -1,0 +1,86 @@
+"""The processes of a run. One process is the identity, so nothing above asks how many there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from novarl.core.errors import NovaError
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The process group: collectives that cost nothing with one process.
+
+    Under `torchrun` the group is joined from the environment (gloo on CPU, NCCL on CUDA); without it this is one process.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+
+    @classmethod
+    def start(cls, device: torch.device, *, timeout_s: float = 600.0) -> Ranks:
+        """Join the group that torchrun describes in the environment, if it does."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls()
+        if not dist.is_initialized():
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            try:
+                dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            except (ValueError, RuntimeError) as error:
+                raise NovaError(f"cannot join the other processes: {error}", where="WORLD_SIZE", fix="start with torchrun") from None
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """This rank's part of `items`: disjoint over the ranks, and their union is all of them."""
+        return list(items[self.rank :: self.size])
+
+    def sum_(self, *tensors: torch.Tensor) -> None:
+        """Add the ranks' tensors up, in place, in one message per dtype."""
+        if self.size == 1:
+            return
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        for group in by_dtype.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in group])
+            dist.all_reduce(flat)
+            for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def max_(self, tensor: torch.Tensor) -> None:
+        """The largest of the ranks' values, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+
+    def gather(self, item: T) -> list[T]:
+        """Every rank's `item`, in rank order, on every rank."""
+        if self.size == 1:
+            return [item]
+        found: list[T] = [item] * self.size
+        dist.all_gather_object(found, item)
+        return found
+
+    def from_first(self, item: T) -> T:
+        """Rank 0's `item` on every rank."""
+        if self.size == 1:
+            return item
+        box = [item]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def stop(self) -> None:
+        """Leave the group."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()

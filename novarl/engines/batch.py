@@ -1,0 +1,161 @@
+"""The rows being decoded: one step for all of them, with arrivals before it and departures after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from novarl.core.errors import NovaError
+from novarl.core.seeds import derive
+from novarl.core.types import Completion
+from novarl.engines.requests import Request
+from novarl.engines.runner import ROWS, SLOTS, ModelRunner, Prefill, padded
+from novarl.engines.sampling import Choice, Parameters, choose
+from novarl.engines.stops import Decode, StopRule
+from novarl.models.kv_cache import KVCache
+
+_STATE = np.dtype([("length", np.int64), ("count", np.int64), ("limit", np.int64), ("last", np.int64)])
+_SAMPLED = np.dtype([("token", np.int64), ("logp", np.float32), ("kept_logmass", np.float32), ("version", np.int64)])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a row has that is no counter: its request, its random stream, and how it stops, where eos is not all."""
+
+    request: Request
+    stream: int
+    stops: StopRule | None
+
+
+class Batch:
+    """Up to `max_batch` requests decoded side by side.
+
+    Active rows are always rows 0 .. size - 1: arrivals are appended, and the last rows move into the places of finished
+    ones, so a finished row costs one row's copy and nothing per step. Counters and what was sampled live in arrays, one
+    entry a row (`length` counts the prompt too, `last` is the token to feed next), and become tuples when a row ends.
+    """
+
+    def __init__(self, runner: ModelRunner, decode: Decode, *, max_batch: int, eos_ids: Sequence[int]) -> None:
+        self._runner, self._decode, self._max_batch = runner, decode, max_batch
+        self._eos_ids = np.array(eos_ids, np.int64)
+        rows = padded(max_batch, ROWS)
+        self._cache = KVCache(rows, SLOTS, dtype=runner.dtype)
+        self._rows: list[Row] = []
+        self._state = np.zeros(rows, _STATE)
+        self._sampled = np.zeros((rows, SLOTS), _SAMPLED)
+        self._regroup()
+
+    @property
+    def free(self) -> int:
+        """How many more requests may arrive."""
+        return self._max_batch - len(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def step(
+        self, arrivals: Sequence[tuple[Sequence[Request], Prefill]], version: int
+    ) -> list[tuple[Request, Completion]]:
+        """Sample one token of every row: of those here by feeding their last token, of arrivals after their prompt.
+
+        Returns the requests that ended with it. `version` is that of the weights, written beside each token.
+        """
+        # Decoding goes first: the rows that pad it to a multiple of ROWS are those that arrivals will overwrite.
+        logits = [self._decode_rows()] if self._rows else []
+        for requests, prefill in arrivals:
+            self._add(requests, prefill)
+            logits.append(prefill.logits.expand(len(requests), -1))
+        if arrivals:
+            self._regroup()
+        position = torch.from_numpy(self._state["length"][: len(self)]).to(self._runner.device)
+        return self._accept(choose(torch.cat(logits), self._parameters, position), version)
+
+    def drop_cancelled(self) -> None:
+        """Let go of the rows whose requests nobody waits for any more."""
+        self._remove([index for index, row in enumerate(self._rows) if row.request.future.done()])
+
+    def _decode_rows(self) -> Tensor:
+        """Logits [size, V] after feeding every row's last token. Rows that only pad feed slot 0 of an idle row."""
+        size, width = len(self), padded(len(self), ROWS)
+        tokens, slots = np.full(width, self._runner.pad_id, np.int64), np.zeros(width, np.int64)
+        tokens[:size], slots[:size] = self._state["last"][:size], self._state["length"][:size] - 1
+        extent = padded(int(slots.max()) + 1, SLOTS)
+        self._cache.reserve(extent)
+        device = self._runner.device
+        fed, at = torch.from_numpy(tokens).to(device), torch.from_numpy(slots).to(device)
+        return self._runner.decode(fed, at, self._cache, extent=extent)[:size]
+
+    def _add(self, requests: Sequence[Request], prefill: Prefill) -> None:
+        """Give each request a row that holds the prompt."""
+        length = len(prefill.prompt)
+        rows = range(len(self), len(self) + len(requests))
+        self._cache.reserve(padded(length + 1, SLOTS))
+        self._cache.insert(rows, prefill.cache, length)
+        for row, request in zip(rows, requests, strict=True):
+            sampling = request.sampling
+            own_rule = sampling.stop or sampling.stop_tokens
+            stops = StopRule(sampling.stop_tokens, sampling.stop, self._decode) if own_rule else None
+            self._rows.append(Row(request, derive(sampling.seed, request.key), stops))
+            self._state[row] = (length, 0, request.limit, 0)
+
+    def _regroup(self) -> None:
+        """What is worked out once for each set of rows, not at each step."""
+        streams, samplings = [row.stream for row in self._rows], [row.request.sampling for row in self._rows]
+        self._parameters = Parameters.of(streams, samplings, self._runner.device)
+        self._watched = [index for index, row in enumerate(self._rows) if row.stops is not None]
+
+    def _accept(self, choice: Choice, version: int) -> list[tuple[Request, Completion]]:
+        """Record one chosen token a row, and let the rows that end with it go."""
+        size = len(self)
+        state = self._state[:size]
+        tokens, logp = choice.token.cpu().numpy(), choice.logp.cpu().numpy()
+        if not np.isfinite(logp).all():
+            raise NovaError("the model's logits are not finite", where="sampling", fix="the weights have diverged")
+        if state["count"].max() == self._sampled.shape[1]:
+            self._sampled = np.concatenate([self._sampled, np.zeros_like(self._sampled)], axis=1)
+        column = self._sampled[np.arange(size), state["count"]]
+        column["token"], column["logp"], column["version"] = tokens, logp, version
+        column["kept_logmass"] = choice.kept_logmass.cpu().numpy()
+        self._sampled[np.arange(size), state["count"]] = column
+        state["last"] = tokens
+        state["length"] += 1
+        state["count"] += 1
+
+        stopped = np.isin(tokens, self._eos_ids)
+        for index in self._watched:
+            stops = self._rows[index].stops
+            stopped[index] |= stops is not None and stops.feed(int(tokens[index]))
+        ended = np.flatnonzero(stopped | (state["count"] >= state["limit"])).tolist()
+        finished = [(self._rows[index].request, self._completion(index, bool(stopped[index]))) for index in ended]
+        self._remove(ended)
+        return finished
+
+    def _completion(self, row: int, stopped: bool) -> Completion:
+        sampled = self._sampled[row, : self._state["count"][row]]
+        columns = {name: tuple(sampled[name].tolist()) for name in ("token", "logp", "kept_logmass", "version")}
+        return Completion(
+            tokens=columns["token"],
+            logp=columns["logp"],
+            kept_logmass=columns["kept_logmass"],
+            versions=columns["version"],
+            finish_reason="stop" if stopped else "length",
+        )
+
+    def _remove(self, gone: Sequence[int]) -> None:
+        """Close the holes of the rows `gone` (rising) by the last rows that stay."""
+        if not gone:
+            return
+        left = len(self) - len(gone)
+        holes = [row for row in gone if row < left]
+        movers = sorted(set(range(left, len(self))) - set(gone))
+        if holes:
+            self._cache.move(holes, movers, int(self._state["length"][movers].max()))
+            self._state[holes], self._sampled[holes] = self._state[movers], self._sampled[movers]
+        for hole, mover in zip(holes, movers, strict=True):
+            self._rows[hole] = self._rows[mover]
+        del self._rows[left:]
+        self._regroup()

@@ -1,0 +1,85 @@
+"""Requests for completions, and the queue in which they wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Completion, Sampling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One completion to sample: a checked prompt, how to sample it, the key of its random stream, and the future that
+    will hold the result. `limit` is how many tokens it may have: max_tokens, or what the context leaves."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    key: str
+    limit: int
+    future: asyncio.Future[Completion]
+
+
+def checked_limit(prompt: Sequence[int], sampling: Sampling, *, context: int, vocabulary: int) -> int:
+    """How many tokens a request may sample; NovaError if it cannot be served as it is."""
+    if not prompt:
+        raise NovaError("the prompt has no tokens", fix="give at least one token, for example the bos token")
+    if len(prompt) >= context:
+        raise NovaError(
+            f"the prompt has {len(prompt)} tokens and the model's context is {context}, which leaves no room to answer",
+            fix=f"shorten the prompt to at most {context - 1} tokens",
+        )
+    if not (0 <= min(prompt) and max(prompt) < vocabulary):
+        raise NovaError(
+            f"the prompt has token ids from {min(prompt)} to {max(prompt)}, the model has ids from 0 to {vocabulary - 1}",
+            fix="use the tokenizer that belongs to the model",
+        )
+    ranges = {
+        "temperature": (sampling.temperature >= 0, "at least 0"),
+        "top_k": (sampling.top_k >= 0, "at least 0 (0: off)"),
+        "top_p": (0 < sampling.top_p <= 1, "above 0 and at most 1 (1: off)"),
+        "min_p": (0 <= sampling.min_p <= 1, "from 0 to 1 (0: off)"),
+        "max_tokens": (sampling.max_tokens >= 1, "at least 1"),
+        "stop": (all(sampling.stop), "strings that are not empty"),
+    }
+    for name, (good, wanted) in ranges.items():
+        if not good:
+            raise NovaError(f"{name} is {getattr(sampling, name)!r}", where=f"sampling.{name}", fix=f"use {wanted}")
+    return min(sampling.max_tokens, context - len(prompt))
+
+
+class Queue:
+    """Waiting requests, oldest prompt first; those with equal prompts stand together, to share one prefill."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, ...], deque[Request]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(group) for group in self._groups.values())
+
+    def put(self, request: Request) -> None:
+        self._groups.setdefault(request.prompt, deque()).append(request)
+
+    def take(self, most: int) -> list[Request]:
+        """Up to `most` requests with equal prompts, in their order; those that were cancelled meanwhile are dropped."""
+        while self._groups and most > 0:
+            prompt, group = next(iter(self._groups.items()))
+            taken: list[Request] = []
+            while group and len(taken) < most:
+                request = group.popleft()
+                if not request.future.done():
+                    taken.append(request)
+            if not group:
+                del self._groups[prompt]
+            if taken:
+                return taken
+        return []
+
+    def clear(self) -> list[Request]:
+        """Empty the queue; what was in it."""
+        requests = [request for group in self._groups.values() for request in group]
+        self._groups.clear()
+        return requests

@@ -1,0 +1,149 @@
+"""How a token is chosen from logits: pure functions of the logits, the sampling parameters and the request's key.
+
+There is no generator. The noise of token v at position t of a request is a hash of (seed, key, t, v), so what is
+sampled does not depend on which other requests run, on their order, or on restarts. Everything is vectorised over rows,
+and every row is computed as if it were alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from novarl.core.types import Sampling
+
+# SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2714064.2660195): its constants as two's complement.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+
+_BLOCK = 1 << 17
+"""Elements of noise made at a time: two buffers of them stay in a core's cache, and two threads have enough to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The sampling parameters of B rows, one tensor each [B], with what is known of them without looking (the flags).
+
+    stream int64 (the request's random stream), temperature float32 (0: greedy), top_k int64 (0: off), top_p and min_p
+    float64 (1 and 0: off); `greedy`: all rows are; `truncates`: some row cuts its support.
+    """
+
+    stream: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    greedy: bool
+    truncates: bool
+
+    @classmethod
+    def of(cls, streams: Sequence[int], samplings: Sequence[Sampling], device: torch.device | str) -> Parameters:
+        """The parameters of rows with these streams (`derive(sampling.seed, key)`) and samplings."""
+        return cls(
+            stream=torch.tensor(streams, dtype=torch.int64, device=device),
+            temperature=torch.tensor([s.temperature for s in samplings], dtype=torch.float32, device=device),
+            top_k=torch.tensor([s.top_k for s in samplings], dtype=torch.int64, device=device),
+            top_p=torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device),
+            min_p=torch.tensor([s.min_p for s in samplings], dtype=torch.float64, device=device),
+            greedy=all(s.temperature == 0 for s in samplings),
+            truncates=any(s.truncates and s.temperature > 0 for s in samplings),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen token [B] int64, its log-probability [B] float32 under the distribution it was drawn from, and the
+    log of the mass that truncation kept [B] float32 (exactly 0 where nothing was cut)."""
+
+    token: Tensor
+    logp: Tensor
+    kept_logmass: Tensor
+
+
+def choose(logits: Tensor, parameters: Parameters, position: Tensor) -> Choice:
+    """Choose one token a row from logits [B, V] at absolute positions `position` [B] int64.
+
+    Temperature above 0: softmax(logits / temperature), cut by top-k, top-p and min-p in this order, then drawn by
+    `race`. Temperature 0: the most probable token, with its log-probability at temperature 1.
+    """
+    logits = logits.float()
+    is_greedy = parameters.temperature == 0
+    logp = (logits / torch.where(is_greedy, 1.0, parameters.temperature)[:, None]).log_softmax(-1)
+    if parameters.greedy:
+        token, kept_logmass = logp.argmax(-1), torch.zeros_like(parameters.temperature)
+    else:
+        kept, kept_logmass = truncate(logp, parameters) if parameters.truncates else (None, torch.zeros(len(logp)))
+        kept_logmass = kept_logmass.to(logp)
+        raced = race(logp if kept is None else logp.where(kept, -torch.inf), parameters.stream, position)
+        token = torch.where(is_greedy, logp.argmax(-1), raced)
+    return Choice(token, logp.gather(-1, token[:, None])[:, 0] - kept_logmass, kept_logmass)
+
+
+def truncate(logp: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
+    """Which tokens stay possible, bool [B, V], and the log of the mass they hold [B] float32.
+
+    In Hugging Face's order and meaning, each filter seeing what the one before it left, renormalised: top-k keeps the k
+    most probable tokens and those tied with the k-th; top-p the fewest most probable tokens that hold a mass of at
+    least p (a token stays if those before it hold less than p); min-p those at least min_p times as probable as the
+    most probable one. The most probable token always stays. Greedy rows are not cut.
+    """
+    ranked, order = logp.double().sort(dim=-1, descending=True, stable=True)
+    top_k = torch.where(parameters.top_k > 0, parameters.top_k, logp.shape[-1]).clamp(max=logp.shape[-1])
+    kept = ranked >= ranked.gather(-1, top_k[:, None] - 1)
+
+    mass = ranked.where(kept, -torch.inf).softmax(-1)
+    before = mass.cumsum(-1) - mass
+    kept &= (before < parameters.top_p[:, None]) | (parameters.top_p[:, None] >= 1)
+    kept &= mass >= parameters.min_p[:, None] * mass[:, :1]
+    kept |= (parameters.temperature == 0)[:, None]
+    kept[:, 0] = True
+
+    logmass = ranked.where(kept, -torch.inf).logsumexp(-1).clamp(max=0.0)
+    logmass = logmass.masked_fill(kept.all(-1), 0.0)
+    return torch.zeros_like(kept).scatter(-1, order, kept), logmass.float()
+
+
+def race(logp: Tensor, stream: Tensor, position: Tensor) -> Tensor:
+    """Draw one token a row [B] from log-probabilities [B, V] (need not be normalised) by an exponential race.
+
+    Each token v runs a clock E_v / p_v with E_v ~ Exp(1); the first to ring is v with probability p_v / sum(p). This is
+    argmax(logp_v - log E_v), the Gumbel-max trick. Rounding errors in logp change the winner only where two clocks
+    nearly tie (measured 1e-7 to 2e-6 a token for fp32 noise), where inverting a cumulative sum would shift every
+    boundary. In float64.
+    """
+    rows = max(1, _BLOCK // logp.shape[-1])
+    blocks = zip(logp.split(rows), stream.split(rows), position.split(rows), strict=True)
+    return torch.cat([
+        exponential_noise(s, t, block.shape[-1]).div_(block.exp()).argmin(-1) for block, s, t in blocks
+    ])  # fmt: skip
+
+
+def exponential_noise(stream: Tensor, position: Tensor, vocabulary: int) -> Tensor:
+    """Exp(1) noise [B, V] float64: a hash of each row's stream and position (int64 [B]) and of the token.
+
+    Two nested SplitMix64 generators: the stream's gives one seed per position, that seed's one number per token.
+    `position` is absolute in the row (prompt included), so that a request that goes on in a later turn under the same
+    key meets new noise.
+    """
+    seed = _split_mix(stream + (position + 1) * _GAMMA)
+    counter = torch.arange(1, vocabulary + 1, device=stream.device) * _GAMMA
+    bits = _split_mix(seed[:, None] + counter)
+    # The upper 52 bits, and a half: exact in float64 and strictly between 0 and 1, so that noise is finite and not 0.
+    uniform = _shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52)
+    return uniform.log_().neg_()
+
+
+def _split_mix(state: Tensor) -> Tensor:
+    """SplitMix64's output function, in place, on int64 (whose products wrap like unsigned ones)."""
+    state.bitwise_xor_(_shift_right(state, 30)).mul_(_MIX_1)
+    state.bitwise_xor_(_shift_right(state, 27)).mul_(_MIX_2)
+    return state.bitwise_xor_(_shift_right(state, 31))
+
+
+def _shift_right(bits: Tensor, by: int) -> Tensor:
+    """Logical shift: int64's own shift copies the sign bit into the vacated places."""
+    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)

@@ -1,0 +1,124 @@
+"""Sampler and learner must describe the same distribution before the first update: ratio 1, KL 0, within the dtype.
+
+Otherwise the very first gradient is of another policy than the one that was sampled, and nothing that follows would say
+so. A run whose two sides disagree is refused, with the cause that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Batch, Prompt, Record, Rollout
+
+FIX = "the run would have learnt from the wrong distribution, so it was not started"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Largest |log pi_sampler - log pi_learner| in nats per token: on average, and at the given quantile."""
+
+    mean: float
+    extreme: float
+    quantile: float
+
+
+TOLERANCES = {torch.float64: Tolerance(1e-5, 1e-3, 1.0), torch.float32: Tolerance(1e-5, 1e-3, 1.0), torch.bfloat16: Tolerance(0.03, 0.2, 0.99)}
+"""Measured on trained models: fp32 differs by up to 2.5e-5, bf16 by up to 0.12."""
+
+
+def mismatch(logp: Tensor, batch: Batch, tolerance: Tolerance) -> tuple[Record, bool]:
+    """The distance between learner and sampler over the trained tokens, and whether it is within `tolerance`."""
+    difference = (logp - batch.behavior_logp)[batch.mask].abs().double()
+    if not difference.numel():
+        return {"mismatch_mean": 0.0, "mismatch_max": 0.0}, True
+    extreme = torch.quantile(difference, tolerance.quantile).item()
+    record = {"mismatch_mean": difference.mean().item(), "mismatch_max": difference.max().item()}
+    return record, record["mismatch_mean"] <= tolerance.mean and extreme <= tolerance.extreme
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Checks a first batch. `logprobs(batch, temperature)` recomputes the learner's side; `render` a prompt's tokens."""
+
+    model: nn.Module
+    logprobs: Callable[[Batch, float], Tensor]
+    render: Callable[[Prompt], Sequence[int]]
+    temperature: float
+    sampling_temperature: float
+    version: int
+    tolerance: Tolerance
+
+    def check(self, batch: Batch, rollouts: Sequence[Rollout]) -> Record:
+        """The distance as a Record, or a NovaError that names the cause."""
+        self._structure(batch, rollouts)
+        logp = self.logprobs(batch, self.temperature)
+        record, fine = mismatch(logp, batch, self.tolerance)
+        if fine and not self._noisy(batch, logp):
+            return record
+        raise NovaError(f"sampler and learner disagree: {self._cause(batch, logp, record)}", where="step 0", fix=FIX)
+
+    def _structure(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
+        """What can be seen without a forward pass: masks, versions, templates."""
+        sampled = [sequence for rollout in rollouts for sequence in rollout.sequences]
+        lost = sum(
+            logp != 0 and not chosen
+            for sequence in sampled
+            for logp, chosen in zip(sequence.behavior_logp, sequence.mask, strict=True)
+        )
+        if lost:
+            raise NovaError(
+                f"sampler and learner disagree: the mask leaves out {lost} tokens that the policy chose "
+                "(pad = eos: a mask made by comparing token ids loses the end-of-sequence token)",
+                where="step 0",
+                fix=FIX,
+            )
+        stale = batch.version[batch.mask]
+        if stale.numel() and int(stale.min()) != self.version:
+            raise NovaError(
+                f"sampler and learner disagree: stale weights, the sampler used version {int(stale.min())}, the learner holds {self.version}",
+                where="step 0",
+                fix=FIX,
+            )
+        for prompt in {rollout.prompt.id: rollout.prompt for rollout in rollouts}.values():
+            if tuple(self.render(prompt)) != tuple(prompt.tokens):
+                raise NovaError(
+                    "sampler and learner disagree: the chat template renders the prompt differently for each of them",
+                    where=f"step 0, prompt {prompt.id}",
+                    fix=FIX,
+                )
+
+    def _noisy(self, batch: Batch, logp: Tensor) -> bool:
+        """Whether two forward passes differ: dropout, or another source of noise, is on in the learner."""
+        return any(active_dropout(self.model)) and not torch.equal(logp, self.logprobs(batch, self.temperature))
+
+    def _cause(self, batch: Batch, logp: Tensor, record: Record) -> str:
+        if self._noisy(batch, logp):
+            return f"dropout is on in the learner (p={max(active_dropout(self.model))})"
+        numbers = f"mean {record['mismatch_mean']:.2g}, max {record['mismatch_max']:.2g} nats per token"
+        candidates = sorted({self.sampling_temperature, 1.0, *(round(0.1 * step, 1) for step in range(1, 21))} - {self.temperature, 0.0})
+        for temperature in candidates:
+            _, fits = mismatch(self.logprobs(batch, temperature), batch, self.tolerance)
+            if fits:
+                return f"the sampler's temperature is {temperature}, the learner scores at {self.temperature} ({numbers})"
+        return f"{numbers}; the temperature does not explain it: the sampler's weights are stale or differ from the learner's"
+
+
+def active_dropout(model: nn.Module) -> list[float]:
+    """The probabilities of the dropouts that are on."""
+    found = [module.p for module in model.modules() if isinstance(module, nn.Dropout) and module.training and module.p > 0]
+    attention = [float(getattr(module, "attention_dropout", 0.0) or 0.0) for module in model.modules() if module.training]
+    return found + [p for p in attention if p > 0]
+
+
+def switch_dropout_off(model: nn.Module) -> None:
+    """Set every dropout probability to 0: reinforcement learning compares two passes over the same tokens."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0

@@ -1,0 +1,98 @@
+"""Which scored rollouts are learnt from, and what a rollout phase looked like."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Record, Scored
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Failed rollouts are never admitted. With `varied`, a group whose rewards are all equal is not either, as it carries
+    no gradient (dynamic sampling, DAPO, https://arxiv.org/abs/2503.14476): the loop samples other prompts in its place, up
+    to `max_refills` times the prompts of a step."""
+
+    varied: bool = False
+    max_refills: int = 3
+    needs_twin: bool = False
+
+    def missing(self, scored: Sequence[Scored], target: int, *, asked: int) -> int:
+        """How many more prompts to sample, `asked` having been sampled already."""
+        if asked == 0:
+            return target
+        if not self.varied or asked >= target * (1 + self.max_refills):
+            return 0
+        return max(0, target - len(self._admitted(scored)))
+
+    def keep(self, scored: Sequence[Scored], target: int) -> list[Scored]:
+        """The rollouts to learn from: of the first `target` groups admitted, in prompt order.
+
+        Where no group at all varies, the first groups are kept as they are: their advantages are 0.
+        """
+        admitted = self._admitted(scored) or sorted(_groups(scored))
+        chosen = set(admitted[:target])
+        kept = [item for item in scored if item.reward is not None and item.rollout.group in chosen]
+        if not any(item.rollout.role == "train" for item in kept):
+            error = next((item.error for item in scored if item.error), "no rollout was sampled")
+            raise NovaError(f"the reward failed for every rollout of the step: {error}", where="reward", fix="mend the reward function")
+        return kept
+
+    def _admitted(self, scored: Sequence[Scored]) -> list[int]:
+        found = []
+        for group, members in sorted(_groups(scored).items()):
+            rewards = [item.reward for item in members if item.rollout.role == "train" and item.reward is not None]
+            twin = any(item.rollout.role == "baseline" and item.reward is not None for item in members)
+            if rewards and (twin or not self.needs_twin) and (len(set(rewards)) > 1 or not self.varied):
+                found.append(group)
+        return found
+
+
+def _groups(scored: Sequence[Scored]) -> dict[int, list[Scored]]:
+    groups: dict[int, list[Scored]] = defaultdict(list)
+    for item in scored:
+        groups[item.rollout.group].append(item)
+    return groups
+
+
+def describe(scored: Sequence[Scored], kept: Sequence[Scored]) -> Record:
+    """What a rollout phase looked like: `reward_raw_mean` over everything sampled, `reward_mean` over what is learnt from."""
+    sampled = [item for item in scored if item.rollout.role == "train"]
+    raw = [item.reward for item in sampled if item.reward is not None]
+    used = [item for item in kept if item.rollout.role == "train"]
+    rewards = [item.reward for item in used if item.reward is not None]
+    lengths = [sum(sum(sequence.mask) for sequence in item.rollout.sequences) for item in used]
+    tokens = [sum(len(sequence.tokens) for sequence in item.rollout.sequences) for item in used]
+    groups = _groups(used)
+    flat = sum(len({item.reward for item in members}) == 1 for members in groups.values())
+    record = {
+        "reward_mean": fmean(rewards),
+        "reward_std": pstdev(rewards),
+        "reward_raw_mean": fmean(raw),
+        "zero_variance_groups": float(flat),
+        "groups_kept": float(len(groups)),
+        "groups_dropped": float(len(_groups(sampled)) - len(groups)),
+        "failed_rollouts": float(len(sampled) - len(raw)),
+        "truncated_fraction": fmean(item.rollout.status == "truncated" for item in used),
+        "length_mean": fmean(lengths),
+        "length_max": float(max(lengths)),
+        "prompt_tokens": float(sum(tokens) - sum(lengths)),
+        "completion_tokens": float(sum(lengths)),
+        "episodes": float(len(sampled)),
+    }
+    for name in sorted({name for item in used for name in item.rewards}):
+        record[f"rewards/{name}_mean"] = fmean(item.rewards[name] for item in used if name in item.rewards)
+    return record
+
+
+def in_order(parts: Sequence[Sequence[Scored]]) -> list[Scored]:
+    """The ranks' rollouts as one process would have listed them: by group, then by sample; no rollout twice."""
+    merged = sorted((item for part in parts for item in part), key=lambda item: (item.rollout.group, item.rollout.role, item.rollout.index))
+    names = [(item.rollout.group, item.rollout.role, item.rollout.index) for item in merged]
+    if len(set(names)) != len(names):
+        raise RuntimeError("two ranks sampled the same prompt")
+    return merged

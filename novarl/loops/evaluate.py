@@ -1,0 +1,122 @@
+"""How good a policy is on held-out rows, with an interval: greedy, and pass@k."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+import torch
+from torch import Tensor
+
+from novarl.core.types import Batch, Prompt, Rollout, Scored, Sequence as TokenSequence
+from novarl.data.pack import pack_sequences
+from novarl.distributed.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """`score` is the mean greedy reward over `n` rows and `interval` its 95 % interval; `pass_at` maps k to the
+    probability that at least one of k samples is right (Chen et al. 2021, https://arxiv.org/abs/2107.03374)."""
+
+    score: float
+    interval: tuple[float, float]
+    n: int
+    pass_at: dict[int, float]
+    failed: int
+    rows: tuple[Scored, ...]
+
+    def summary(self) -> dict[str, object]:
+        """What summary.json says of it."""
+        found: dict[str, object] = {"score": self.score, "interval": list(self.interval), "n": self.n}
+        if self.failed:
+            found["failed"] = self.failed
+        return found | {f"pass@{k}": value for k, value in self.pass_at.items()}
+
+
+def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion (1927): right also near 0 and 1."""
+    if n == 0:
+        return (0.0, 1.0)
+    share = successes / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return (max(0.0, centre - half), min(1.0, centre + half))
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """A 95 % interval of the mean: Wilson's for 0/1 scores, the normal one for others."""
+    if all(value in (0.0, 1.0) for value in values):
+        return wilson(round(sum(values)), len(values))
+    if len(values) < 2:
+        return (-math.inf, math.inf)
+    half = 1.959964 * stdev(values) / math.sqrt(len(values))
+    return (fmean(values) - half, fmean(values) + half)
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): unbiased from n samples, c of them right.
+
+    >>> pass_at_k(2, 1, 1), pass_at_k(4, 1, 2)
+    (0.5, 0.5)
+    """
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def evaluate(
+    prompts: Sequence[Prompt],
+    sample: Callable[[Sequence[tuple[int, Prompt]], int, float], list[Rollout]],
+    score: Callable[[list[Rollout]], list[Scored]],
+    *,
+    ranks: Ranks,
+    k: int = 0,
+    temperature: float = 1.0,
+    right: float = 1.0,
+) -> Evaluation:
+    """Answer every prompt greedily, and k more times at `temperature` where `k > 0`.
+
+    `sample(asked, samples, temperature)`; a sample counts as right when its reward reaches `right`. Rows whose reward
+    failed are counted apart and left out of the mean.
+    """
+    asked = ranks.share(list(enumerate(prompts)))
+    greedy = _together(ranks, score(sample(asked, 1, 0.0)))
+    rewards = [item.reward for item in greedy if item.reward is not None]
+    pass_at: dict[int, float] = {}
+    if k > 0:
+        by_prompt: dict[int, list[float]] = defaultdict(list)
+        for item in _together(ranks, score(sample(asked, k, temperature))):
+            if item.reward is not None:
+                by_prompt[item.rollout.group].append(item.reward)
+        for size in [size for size in (1, 2, 4, 8, 16, 32, 64) if size < k] + [k]:
+            full = [values for values in by_prompt.values() if len(values) >= size]
+            if full:
+                pass_at[size] = fmean(pass_at_k(len(v), sum(reward >= right for reward in v), size) for v in full)
+    return Evaluation(
+        score=fmean(rewards) if rewards else math.nan,
+        interval=mean_interval(rewards) if rewards else (-math.inf, math.inf),
+        n=len(rewards),
+        pass_at=pass_at,
+        failed=len(greedy) - len(rewards),
+        rows=tuple(greedy),
+    )
+
+
+def _together(ranks: Ranks, mine: list[Scored]) -> list[Scored]:
+    merged = [item for part in ranks.gather(mine) for item in part]
+    return sorted(merged, key=lambda item: (item.rollout.group, item.rollout.index))
+
+
+def evaluate_likelihood(rows: Sequence[TokenSequence], logprobs: Callable[[Batch], Tensor], *, batch_size: int = 64) -> Evaluation:
+    """How likely the policy finds held-out rows: `score` is the mean over rows of the mean log-probability of a trained
+    token, in nats (0 is certainty), with its 95 % interval."""
+    means: list[float] = []
+    for begin in range(0, len(rows), batch_size):
+        batch = pack_sequences(rows[begin : begin + batch_size])
+        owner = torch.repeat_interleave(batch.traj, batch.cu_seqlens.diff())
+        count = batch.reward.numel()
+        total = torch.zeros(count, dtype=torch.float64).index_add(0, owner, logprobs(batch).double() * batch.mask)
+        tokens = torch.zeros(count, dtype=torch.float64).index_add(0, owner, batch.mask.double())
+        means += (total / tokens).tolist()
+    return Evaluation(score=fmean(means), interval=mean_interval(means), n=len(means), pass_at={}, failed=0, rows=())

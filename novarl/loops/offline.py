@@ -1,0 +1,42 @@
+"""Learning from rows that are already there: one loop for every offline objective, the learner passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from novarl.core.bus import Bus
+from novarl.core.seeds import derive
+from novarl.core.types import Batch, Record
+from novarl.data.stream import Stream
+from novarl.loops.state import LoopState
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineStages(Generic[Row]):
+    """`rows` of any kind, `pack` to make a batch of some of them, `update` to learn from it."""
+
+    rows: Sequence[Row]
+    pack: Callable[[list[Row]], Batch]
+    update: Callable[[Batch], Record]
+    bus: Bus
+    batch_size: int
+    seed: int
+
+
+def offline(state: LoopState, stages: OfflineStages[Row], *, steps: int) -> Iterator[Record]:
+    """Run until `steps` steps are done, one optimiser update each, yielding after every one."""
+    while state.step < steps:
+        stream = Stream(len(stages.rows), derive(stages.seed, "rows"))
+        if state.stream:
+            stream.load_state_dict(state.stream)
+        picked = stream.take(stages.batch_size)
+        state.stream = stream.state_dict()
+        with stages.bus.span("update"):
+            record = stages.update(stages.pack([stages.rows[index] for _, index in picked]))
+        state.step += 1
+        state.update += 1
+        yield record | {"epoch": float(picked[-1][0])}

@@ -1,0 +1,105 @@
+"""Reinforcement learning as one story: sample, score, credit, update, sync.
+
+`online` is a generator over an explicit state. It yields the Record of each optimiser update, the same on every rank,
+and keeps nothing to itself between two yields: evaluation, checkpoints and early stopping are ordinary code in the
+caller's `for`, and a state saved at any yield continues as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from novarl.core.bus import Bus
+from novarl.core.seeds import derive
+from novarl.core.types import Batch, Prompt, Record, Rollout, Scored
+from novarl.data.pack import minibatches, pack
+from novarl.data.stream import Stream
+from novarl.distributed.ranks import Ranks
+from novarl.learn.credit import CreditRule
+from novarl.learn.policy import PolicyLearner
+from novarl.loops.admit import Admission, describe, in_order
+from novarl.loops.state import LoopState, Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The parts of an online run, each replaceable on its own.
+
+    `sample(asked, step)` returns all rollouts of the (group, prompt) pairs asked for; `score(rollouts)` adds rewards;
+    `publish(version)` hands the learner's weights to the engine; `check(batch, rollouts)` runs once, before the very first
+    update; `keep(step, scored, pending)` writes the rollout log.
+    """
+
+    prompts: Sequence[Prompt]
+    sample: Callable[[Sequence[tuple[int, Prompt]], int], list[Rollout]]
+    score: Callable[[list[Rollout]], list[Scored]]
+    credit: CreditRule
+    learner: PolicyLearner
+    publish: Callable[[int], None]
+    check: Callable[[Batch, Sequence[Rollout]], Record]
+    keep: Callable[[int, Sequence[Scored], Pending], None]
+    admission: Admission
+    ranks: Ranks
+    bus: Bus
+    prompts_per_rollout: int
+    updates_per_rollout: int
+    epochs_per_rollout: int
+    seed: int
+
+
+def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
+    """Run until `steps` steps are done, yielding after every optimiser update."""
+    while state.step < steps:
+        if state.pending is None:
+            state.pending = collect(state, stages)
+        with stages.bus.span("update"):
+            record = state.pending.record | stages.learner.update(*state.pending.next())
+        state.update += 1
+        if state.pending.used_up:
+            state.pending = None
+            state.step += 1
+        yield record
+
+
+def collect(state: LoopState, stages: Stages) -> Pending:
+    """Sample and score until the admission is content, then work out the credit."""
+    bus = stages.bus
+    asked: list[tuple[int, Prompt]] = []
+    scored: list[Scored] = []
+    stages.publish(state.update)
+    while wanted := stages.admission.missing(scored, stages.prompts_per_rollout, asked=len(asked)):
+        fresh = list(enumerate(next_prompts(state, stages, wanted), start=len(asked)))
+        with bus.span("rollout"):
+            rollouts = stages.sample(stages.ranks.share(fresh), state.step)
+        with bus.span("reward"):
+            mine = stages.score(rollouts)
+        asked += fresh
+        scored += in_order(stages.ranks.gather(mine))
+    kept = stages.admission.keep(scored, stages.prompts_per_rollout)
+    batch = pack(kept)
+    with bus.span("score"):
+        agreed = stages.check(batch, [item.rollout for item in kept]) if state.update == 0 else {}
+        scores = stages.learner.score(batch)
+    credit, about_credit, state.ema = stages.credit(batch, scores, state.ema)
+    record = describe(scored, kept) | agreed | about_credit
+    pending = Pending(batch, scores, credit, minibatch_order(batch, state.step, stages), record)
+    stages.keep(state.step + 1, scored, pending)
+    return pending
+
+
+def next_prompts(state: LoopState, stages: Stages, count: int) -> list[Prompt]:
+    """The next `count` prompts of the shuffled stream."""
+    stream = Stream(len(stages.prompts), derive(stages.seed, "prompts"))
+    if state.stream:
+        stream.load_state_dict(state.stream)
+    picked = [stages.prompts[index] for _, index in stream.take(count)]
+    state.stream = stream.state_dict()
+    return picked
+
+
+def minibatch_order(batch: Batch, step: int, stages: Stages) -> list[list[int]]:
+    """The trajectories of each update: per epoch, all of them once, shuffled, groups kept whole where possible."""
+    per_epoch = stages.updates_per_rollout // stages.epochs_per_rollout
+    seeds = [derive(stages.seed, "minibatches", step, epoch) for epoch in range(stages.epochs_per_rollout)]
+    return [part for seed in seeds for part in minibatches(batch.group.tolist(), per_epoch, seed=seed)]

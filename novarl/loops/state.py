@@ -1,0 +1,92 @@
+"""What a loop remembers: everything the next step depends on, and nothing else. It is what a checkpoint saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from novarl.core.types import Batch, Credit, Record, Scores
+from novarl.data.pack import select
+
+
+@dataclass(slots=True)
+class Pending:
+    """A rollout that is being learnt from. What was computed from it is kept here and never recomputed."""
+
+    batch: Batch
+    scores: Scores
+    credit: Credit
+    minibatches: list[list[int]]
+    record: Record
+    used: int = 0
+
+    @property
+    def used_up(self) -> bool:
+        return self.used == len(self.minibatches)
+
+    def next(self) -> tuple[Batch, Scores, Credit]:
+        """The next minibatch and what is known of its tokens."""
+        trajectories = self.minibatches[self.used]
+        self.used += 1
+        if len(trajectories) == self.batch.reward.numel():
+            return self.batch, self.scores, self.credit
+        part, index = select(self.batch, trajectories)
+        scores = {name: column if column is None else column[index] for name, column in _columns(self.scores).items()}
+        credit = {name: column if column is None else column[index] for name, column in _columns(self.credit).items()}
+        return part, Scores(**scores), Credit(**credit)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "batch": _columns(self.batch),
+            "scores": _columns(self.scores),
+            "credit": _columns(self.credit),
+            "minibatches": self.minibatches,
+            "record": self.record,
+            "used": self.used,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Pending:
+        batch = {**state["batch"], "reward_names": tuple(state["batch"]["reward_names"])}
+        return cls(
+            batch=Batch(**batch),
+            scores=Scores(**state["scores"]),
+            credit=Credit(**state["credit"]),
+            minibatches=[list(part) for part in state["minibatches"]],
+            record=dict(state["record"]),
+            used=int(state["used"]),
+        )
+
+
+def _columns(value: Batch | Scores | Credit) -> dict[str, Any]:
+    return {name.name: getattr(value, name.name) for name in fields(value)}
+
+
+@dataclass(slots=True)
+class LoopState:
+    """Where a loop is. `step` counts finished steps, `update` optimiser updates; `stream` is the data position."""
+
+    step: int = 0
+    update: int = 0
+    stream: dict[str, Any] = field(default_factory=dict)
+    ema: float | None = None
+    pending: Pending | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "update": self.update,
+            "stream": self.stream,
+            "ema": self.ema,
+            "pending": self.pending.state_dict() if self.pending else None,
+            "torch_rng": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.step, self.update, self.ema = int(state["step"]), int(state["update"]), state["ema"]
+        self.stream = dict(state["stream"])
+        self.pending = Pending.from_state(state["pending"]) if state["pending"] else None
+        torch.set_rng_state(state["torch_rng"])

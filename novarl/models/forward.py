@@ -1,0 +1,166 @@
+"""The one packed forward: sequences on a flat axis in, hidden states or log-probabilities on the same axis out.
+
+Two layouts give the same numbers. "packed" runs the flat axis as one row without padding, each sequence attending to
+itself alone; "padded" right-pads the sequences to a batch and lets the model's own attention run, which every family
+of models understands. "auto" packs wherever the model can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+from torch import nn
+
+from novarl.algos.logprobs import chunked_logprobs
+from novarl.core.errors import NovaError
+from novarl.models.attention import PACKING_ATTENTION
+from novarl.models.transformer import Decoder
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+Layout = Literal["auto", "packed", "padded"]
+
+
+class Packed(Protocol):
+    """The columns of a batch that a forward pass reads; see `core.types.Batch`."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def position_ids(self) -> Tensor: ...
+    @property
+    def prev(self) -> Tensor: ...
+    @property
+    def cu_seqlens(self) -> Tensor: ...
+
+
+def packs(model: nn.Module) -> bool:
+    """Whether `model` takes packed sequences: the built-in decoder does, others if loading has found that they do."""
+    if isinstance(model, Decoder):
+        return True
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) == PACKING_ATTENTION
+
+
+def backbone(model: nn.Module) -> nn.Module:
+    """What maps token ids to hidden states: called as `(input_ids=, position_ids=, ...).last_hidden_state`."""
+    return model if isinstance(model, Decoder) else model.base_model  # type: ignore[return-value]
+
+
+def head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight [V, D] and bias [V] (or None) of the head: logits are hidden @ weight.T + bias."""
+    linear = model.get_output_embeddings()  # type: ignore[operator]
+    return linear.weight, linear.bias
+
+
+def autocast(device: torch.device, compute_dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Matrix products in `compute_dtype` where that is a 16-bit type; norms, softmax and weights keep their own."""
+    if compute_dtype in (torch.bfloat16, torch.float16):
+        return torch.autocast(device.type, compute_dtype)
+    return contextlib.nullcontext()
+
+
+def hidden_states(
+    model: nn.Module,
+    tokens: Tensor,
+    position_ids: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    layout: Layout = "auto",
+    compute_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Hidden states [N, D] after the final norm, for tokens [N] of sequences that begin and end at cu_seqlens [S + 1].
+
+    `hidden[t]` has seen the tokens of its own sequence up to and including t. Sequences may be empty. The result has
+    the dtype of the head's weight. Raises NovaError where layout "packed" is asked of a model that cannot pack, and
+    ValueError where cu_seqlens does not cut the axis.
+    """
+    bounds: list[int] = cu_seqlens.tolist()
+    lengths = [end - start for start, end in pairwise(bounds)]
+    if bounds[0] != 0 or bounds[-1] != tokens.numel() or min(lengths, default=0) < 0:
+        raise ValueError(f"cu_seqlens must rise from 0 to {tokens.numel()}, got {bounds}")
+    if layout == "packed" and not packs(model):
+        raise NovaError(
+            f"{type(model).__name__} cannot take packed sequences", where="layout=packed", fix="use layout=auto"
+        )
+    lengths = [length for length in lengths if length > 0]
+    forward = _packed if layout != "padded" and packs(model) else _padded
+    with autocast(tokens.device, compute_dtype):
+        if lengths:
+            hidden = forward(model, tokens, position_ids, lengths)
+        else:  # a rank without work still takes part in the forward and backward pass of the others
+            hidden = forward(model, tokens.new_zeros(1), position_ids.new_zeros(1), [1])[:0]
+    return hidden.to(head(model)[0].dtype)
+
+
+def token_logprobs(
+    model: nn.Module,
+    batch: Packed,
+    *,
+    wanted: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk: int = 1024,
+    layout: Layout = "auto",
+    compute_dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """log pi(token_t | before) at `temperature` and the entropy of that distribution in nats, each [N].
+
+    Column t describes tokens[t] and is predicted at position prev[t]; it is 0 where prev[t] is -1, and where t is not
+    among `wanted` (indices, or a mask [N]; None: all), which then cost no product with the vocabulary. Whatever
+    `compute_dtype`, the head runs in the dtype of its weights: rounding logits to 16 bits is what would drive sampler
+    and learner apart.
+    """
+    hidden = hidden_states(
+        model, batch.tokens, batch.position_ids, batch.cu_seqlens, layout=layout, compute_dtype=compute_dtype
+    )
+    predicted = batch.prev >= 0
+    if wanted is None:
+        index = predicted.nonzero().flatten()
+    else:
+        index = wanted.nonzero().flatten() if wanted.dtype == torch.bool else wanted
+        index = index[predicted[index]]
+    weight, bias = head(model)
+    logp, entropy = chunked_logprobs(
+        hidden[batch.prev[index]], weight, batch.tokens[index], temperature=temperature, chunk=chunk, bias=bias
+    )
+    zeros = logp.new_zeros(batch.tokens.shape)
+    return zeros.index_copy(0, index, logp), zeros.index_copy(0, index, entropy)
+
+
+def _packed(model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int]) -> Tensor:
+    """One row of N tokens; the lengths travel as a keyword down to the attention, also when it is recomputed."""
+    # A transformers model would build a mask [N, N]: a mask of four dimensions is passed on as it is, and this empty
+    # one cannot be mistaken for a real one if a family loses the lengths on the way.
+    mask = None if isinstance(model, Decoder) else torch.empty(0, 0, 0, 0, dtype=torch.bool, device=tokens.device)
+    output = backbone(model)(
+        input_ids=tokens[None],
+        position_ids=position_ids[None],
+        attention_mask=mask,
+        use_cache=False,
+        sequence_lengths=tuple(lengths),
+    )
+    hidden: Tensor = output.last_hidden_state[0]
+    return hidden
+
+
+def _padded(model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int]) -> Tensor:
+    """A batch [S, T], padded on the right, and back. Padding lies in the future of every token, so none sees it."""
+    width = torch.arange(max(lengths), device=tokens.device)
+    real = width < torch.tensor(lengths, dtype=torch.int64, device=tokens.device)[:, None]
+    padded = width.expand(real.shape)
+    # No token needs the padding masked, and a padded row with nothing to attend to (beyond a sliding window) would be
+    # NaN; yet transformers must be told of a mask, or it looks for packed sequences.
+    mask = None if isinstance(model, Decoder) else torch.ones_like(padded)
+    output = backbone(model)(
+        input_ids=torch.zeros_like(padded).masked_scatter(real, tokens),
+        position_ids=padded.masked_scatter(real, position_ids),
+        attention_mask=mask,
+        use_cache=False,
+    )
+    hidden: Tensor = output.last_hidden_state[real]
+    return hidden

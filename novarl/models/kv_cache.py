@@ -1,0 +1,107 @@
+"""The key/value cache of incremental decoding: rows of different lengths side by side, without left padding.
+
+Token i of a row lives in slot i, whatever the other rows are doing, so a row's keys never move when others come and
+go, and its position ids are its slots. What a query may see follows from its own slot alone: `attention_mask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+GROWTH = 1.5
+"""Capacity grows by at least this factor, so that copying on growth costs O(1) per token."""
+
+
+class KVCache:
+    """Keys and values of up to `rows` sequences, per layer [rows, Hkv, capacity, Dh], allocated at first use.
+
+    Implements the part of Hugging Face's Cache protocol that attention layers call (`update`, `get_seq_length`), for
+    any family whose layers keep one key and one value per token; head sizes may differ between layers and between
+    keys and values. `place` says where the next forward pass writes and how much it reads; between forward passes rows
+    are filled from other caches (`insert`), moved (`move`) and given more room (`reserve`).
+    """
+
+    def __init__(self, rows: int, capacity: int, *, dtype: torch.dtype) -> None:
+        self.rows, self.capacity, self.dtype = rows, capacity, dtype
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._row_index = torch.empty(0, 1, dtype=torch.int64)
+        self._positions = torch.empty(0, 0, dtype=torch.int64)
+        self._extent = 0
+
+    def place(self, positions: Tensor, extent: int) -> None:
+        """Direct the next forward pass: token [b, l] is written to slot positions[b, l] of row b (int64 [B, L]), and
+        attention reads slots 0 .. extent - 1 of rows 0 .. B - 1."""
+        if extent > self.capacity:
+            raise ValueError(f"{extent} slots asked of a cache with {self.capacity}: call reserve() first")
+        self._positions, self._extent = positions, extent
+        self._row_index = torch.arange(len(positions), device=positions.device)[:, None]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write key and value [B, Hkv, L, Dh] of this forward pass; return all that its queries may read, [B, Hkv,
+        extent, Dh]. Slots not yet written hold zeros or a former row's values: finite, and hidden by the mask."""
+        if layer_idx == len(self.keys):
+            self._allocate(key_states, value_states)
+        rows = len(self._positions)
+        for store, states in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
+            store[self._row_index, :, self._positions] = states.transpose(1, 2).to(self.dtype)
+        return self.keys[layer_idx][:rows, :, : self._extent], self.values[layer_idx][:rows, :, : self._extent]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many slots attention reads; positions come from `position_ids`, never from this."""
+        return self._extent
+
+    def insert(self, rows: Sequence[int], source: KVCache, length: int) -> None:
+        """Copy the first `length` slots of row 0 of `source` into each of `rows`."""
+        if not self.keys:
+            for key, value in zip(source.keys, source.values, strict=True):
+                self._allocate(key, value)
+        index = torch.as_tensor(rows, device=source.keys[0].device)
+        for target, origin in zip(self.keys + self.values, source.keys + source.values, strict=True):
+            target[index, :, :length] = origin[:1, :, :length]
+
+    def move(self, targets: Sequence[int], sources: Sequence[int], length: int) -> None:
+        """Overwrite the first `length` slots of rows `targets` by those of rows `sources`: how holes left by finished
+        rows are closed."""
+        device = self.keys[0].device
+        to, origin = torch.as_tensor(targets, device=device), torch.as_tensor(sources, device=device)
+        for store in self.keys + self.values:
+            store[to, :, :length] = store[origin, :, :length]
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` slots a row, copying what is there; does nothing where the room is there."""
+        if capacity <= self.capacity:
+            return
+        self.capacity = max(capacity, int(self.capacity * GROWTH))
+        for stores in (self.keys, self.values):
+            for layer, old in enumerate(stores):
+                stores[layer] = self._zeros(old)
+                stores[layer][:, :, : old.shape[2]] = old
+
+    def _allocate(self, key: Tensor, value: Tensor) -> None:
+        self.keys.append(self._zeros(key))
+        self.values.append(self._zeros(value))
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        # Zeros, not empty memory: a masked slot is multiplied by probability 0, and 0 times a stray NaN is NaN.
+        shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
+        return torch.zeros(shape, dtype=self.dtype, device=like.device)
+
+
+def attention_mask(positions: Tensor, extent: int, *, window: int | None = None) -> Tensor:
+    """Which slots each query may see: bool [B, 1, L, extent] for queries at slots `positions` (int64 [B, L]).
+
+    Query at slot p sees slots s <= p, and with a sliding window of w only s > p - w. It is always given, also where
+    every slot is visible: attention with and without a mask differ in their last bits.
+    """
+    slots = torch.arange(extent, device=positions.device)
+    visible = slots <= positions[:, :, None]
+    if window is not None:
+        visible &= slots > positions[:, :, None] - window
+    return visible[:, None]

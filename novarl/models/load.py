@@ -1,0 +1,174 @@
+"""A policy by name: built in, from a directory, or from the hub; and back to a directory.
+
+The built-in models, and directories that hold one, load without transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from novarl.core.errors import NovaError
+from novarl.models import tiny
+from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.transformer import Decoder, DecoderConfig
+
+if TYPE_CHECKING:
+    from novarl.core.types import Tokenizer
+
+COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+"""`dtype` as users say it. Weights are float32 also under bfloat16, which then names the dtype of matrix products."""
+
+UNSTATED_CONTEXT = 32_768
+"""The context of a model that states none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A language model and all that is needed to sample from it and to train it.
+
+    `eos_ids` are all ids that end a completion, `context` is the longest sequence the model takes, `compute_dtype` the
+    dtype to run `forward` in, `padded_because` why the model cannot take packed sequences (None: it can).
+    """
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    name: str
+    eos_ids: tuple[int, ...]
+    context: int
+    compute_dtype: torch.dtype = torch.float32
+    padded_because: str | None = None
+
+
+def load(
+    name: str,
+    *,
+    seed: int = 0,
+    tied: bool = True,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+    gradient_checkpointing: bool = False,
+) -> Policy:
+    """The policy called `name`: "tiny" or "small" (fresh from `seed`, head `tied` or not), a directory, or a hub id.
+
+    Raises NovaError where `name` is none of these, or holds something other than a causal language model.
+    """
+    if dtype not in COMPUTE_DTYPES:
+        raise NovaError(f"unknown dtype '{dtype}'", where="dtype", fix=f"one of {', '.join(COMPUTE_DTYPES)}")
+    compute_dtype, device = COMPUTE_DTYPES[dtype], torch.device(device)
+    stored = torch.float64 if compute_dtype is torch.float64 else torch.float32
+    if name in tiny.SIZES:
+        decoder, tokenizer = tiny.build(name, seed, tied=tied)
+        stated: Any = decoder.config.eos_token_id
+    else:
+        _check_directory(name)
+        if not _ours(Path(name)):
+            return _load_pretrained(name, stored, compute_dtype, device, gradient_checkpointing=gradient_checkpointing)
+        decoder, tokenizer = _read_decoder(Path(name)), ByteTokenizer()
+        stated = _read_json(Path(name, "generation_config.json")).get("eos_token_id")
+    decoder.model.gradient_checkpointing = gradient_checkpointing
+    return Policy(
+        model=decoder.to(device=device, dtype=stored).eval(),
+        tokenizer=tokenizer,
+        name=name,
+        eos_ids=_eos_ids(stated, tokenizer),
+        context=decoder.config.max_position_embeddings,
+        compute_dtype=compute_dtype,
+    )
+
+
+def save(policy: Policy, directory: str | Path) -> None:
+    """Writes model, generation config and tokenizer, for `load` and for `AutoModelForCausalLM.from_pretrained`."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    if isinstance(policy.model, Decoder):
+        policy.model.save(directory)
+        ends = {"eos_token_id": list(policy.eos_ids), "pad_token_id": policy.tokenizer.pad_token_id}
+        text = json.dumps(ends, indent=2, sort_keys=True)
+        (directory / "generation_config.json").write_text(text + "\n", encoding="utf-8")
+    else:
+        from novarl.models.hugging_face import save_pretrained
+
+        save_pretrained(policy.model, str(directory))
+    policy.tokenizer.save_pretrained(str(directory))
+
+
+def _load_pretrained(
+    name: str, stored: torch.dtype, compute_dtype: torch.dtype, device: torch.device, *, gradient_checkpointing: bool
+) -> Policy:
+    from novarl.models.hugging_face import load_pretrained
+
+    model, tokenizer, obstacle = load_pretrained(
+        name, dtype=stored, device=device, gradient_checkpointing=gradient_checkpointing
+    )
+    return Policy(
+        model=model,
+        tokenizer=tokenizer,
+        name=name,
+        eos_ids=_eos_ids(model.generation_config.eos_token_id, tokenizer),
+        context=_context(model, tokenizer),
+        compute_dtype=compute_dtype,
+        padded_because=obstacle,
+    )
+
+
+def _eos_ids(stated: int | list[int] | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """All eos ids that the generation config states, then the tokenizer's own if it is not among them."""
+    ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    return tuple(dict.fromkeys([*ids, tokenizer.eos_token_id]))
+
+
+def _context(model: Any, tokenizer: Any) -> int:
+    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(stated or min(tokenizer.model_max_length, UNSTATED_CONTEXT))
+
+
+def _check_directory(name: str) -> None:
+    """Raises NovaError where `name` is a path, and not that of a model; a name that could be a hub id passes."""
+    if not name:
+        raise NovaError("no model is named", where="model", fix="tiny, small, a directory or a hub id")
+    path = Path(name)
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return
+        inside = next((p.parent for p in sorted(path.glob("**/config.json")) if p.parent.name == "model"), None)
+        fix = f"did you mean {inside}?" if inside else "it must hold config.json, weights and tokenizer files"
+        raise NovaError("the directory holds no config.json, so it is no model", where=name, fix=fix)
+    if path.exists():
+        raise NovaError("this is a file, not a model directory", where=name)
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise NovaError("no such directory", where=name, fix="the built-in models are tiny and small")
+
+
+def _ours(directory: Path) -> bool:
+    """Whether `directory` holds what `save` writes for a built-in model: a plain qwen3 with the byte tokenizer."""
+    if not (directory / "model.safetensors").is_file() or not ByteTokenizer.wrote(directory):
+        return False
+    return not DecoderConfig.unsupported(_read_json(directory / "config.json"))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no such file. Raises NovaError where it holds something else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise NovaError(f"not valid JSON: {error}", where=str(path)) from error
+    if not isinstance(value, dict):
+        raise NovaError("not a JSON object", where=str(path))
+    return value
+
+
+def _read_decoder(directory: Path) -> Decoder:
+    from safetensors import SafetensorError
+
+    try:
+        return Decoder.load(directory)
+    except (SafetensorError, OSError) as error:
+        raise NovaError(f"the weights cannot be read: {error}", where=str(directory / "model.safetensors")) from error

@@ -1,0 +1,19 @@
+"""The frozen copy that a policy is held close to."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def frozen_copy(model: nn.Module) -> nn.Module:
+    """A copy of `model` with weights of its own, which stays as it is: no gradients, evaluation mode."""
+    return freeze(copy.deepcopy(model))
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """`model` itself, made to stay as it is: no gradients, evaluation mode."""
+    return model.requires_grad_(False).eval()

@@ -1,0 +1,38 @@
+"""The built-in models: made from a seed in a moment, without a network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.transformer import Decoder, DecoderConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROWS = 320
+"""Embedding rows: more than the tokenizer has tokens, a multiple of 64, as real models pad theirs."""
+
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "tiny": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4},
+    "small": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8},
+}
+"""About 1M and 6M parameters; heads of 32, two of them to each key head."""
+
+
+def build(size: str, seed: int, *, tied: bool = True) -> tuple[Decoder, ByteTokenizer]:
+    """The built-in model `size` ("tiny" or "small") with fresh weights drawn from `seed`, and its tokenizer."""
+    tokenizer = ByteTokenizer()
+    shape = SIZES[size]
+    config = DecoderConfig(
+        vocab_size=ROWS,
+        num_key_value_heads=shape["num_attention_heads"] // 2,
+        head_dim=32,
+        # Wider than the usual 0.02: measured on sorting at lr 1e-3, 25 updates then reach 0.6 nats a token, not 2.0.
+        initializer_range=shape["hidden_size"] ** -0.5,
+        tie_word_embeddings=tied,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **shape,
+    )
+    return Decoder(config, seed=seed), tokenizer

@@ -1,0 +1,327 @@
+"""A decoder-only transformer of the Qwen3 architecture, in plain PyTorch.
+
+RMSNorm before attention and MLP, rotary positions, grouped-query attention with normalised queries and keys, SwiGLU,
+tied or untied head (https://arxiv.org/abs/2505.09388). Parameter names and `config.json` are Hugging Face's, so a saved
+folder loads there with `AutoModelForCausalLM`; nothing here imports transformers, which costs seconds.
+
+The call convention is that of Hugging Face's backbones:
+
+    model(input_ids[B, L], position_ids=[B, L], attention_mask=None | bool [B, 1, L, K], past_key_values=None | cache)
+        .last_hidden_state   # [B, L, D], after the final norm; logits are `last_hidden_state @ lm_head.weight.T`
+
+A cache is any object with `update(key[B, Hkv, L, Dh], value, layer_idx) -> (keys[B, Hkv, K, Dh], values)`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from novarl.core.errors import NovaError
+from novarl.core.seeds import derive
+from novarl.models.attention import causal_attention, masked_attention, packed_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Cache(Protocol):
+    """Where keys and values of earlier tokens live: Hugging Face's cache protocol, as far as a decoder needs it."""
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]: ...
+
+
+class DecoderOutput(NamedTuple):
+    """What a forward pass returns, under Hugging Face's name: the hidden states [B, L, D] after the final norm."""
+
+    last_hidden_state: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The shape of a decoder, under the names of Hugging Face's Qwen3 `config.json`."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int = 4096
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contents of `config.json`; `rope_theta` is said in the old place and the new one."""
+        rope = {"rope_type": "default", "rope_theta": self.rope_theta}
+        fixed = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "dtype": "float32", "bos_token_id": None}
+        plain = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "use_sliding_window": False}
+        return {**fixed, **asdict(self), **plain, "rope_parameters": rope}
+
+    @staticmethod
+    def unsupported(values: Mapping[str, Any]) -> list[str]:
+        """The keys of a `config.json` that ask for something this decoder does not implement."""
+        rope = values.get("rope_parameters") or {}
+        layers = set(values.get("layer_types") or ())
+        wrong = {
+            "model_type": values.get("model_type") != "qwen3",
+            "hidden_act": values.get("hidden_act", "silu") != "silu",
+            "attention_bias": bool(values.get("attention_bias")),
+            "attention_dropout": bool(values.get("attention_dropout")),
+            "use_sliding_window": bool(values.get("use_sliding_window")),
+            "layer_types": not layers <= {"full_attention"},
+            "rope_parameters": rope.get("rope_type", "default") != "default" or bool(values.get("rope_scaling")),
+        }
+        return [name for name, is_wrong in wrong.items() if is_wrong]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, where: str = "config.json") -> DecoderConfig:
+        """Reads the contents of a `config.json`. Raises NovaError naming what this decoder does not implement."""
+        names = cls.unsupported(values)
+        if names:
+            raise NovaError(f"the built-in decoder does not implement {', '.join(names)}", where=where)
+        rope = values.get("rope_parameters") or {"rope_theta": values.get("rope_theta", 10_000.0)}
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        return cls(**{**known, "rope_theta": float(rope["rope_theta"])})
+
+
+class RMSNorm(nn.Module):
+    """weight * x / sqrt(mean(x^2) + eps), in the dtype of the weight (float32 also under bfloat16 autocast)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+
+
+def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and sin [B, 1, L, head_dim / 2] of position * theta^(-2i / head_dim), always computed in float32."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
+    frequency = 1.0 / theta**exponent
+    angle = position_ids[:, None, :, None].to(torch.float32) * frequency
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns the pair (x_i, x_{i + half}) of every head by its position's angle; x [B, H, L, head_dim]."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Linear(nn.Linear):
+    """A bias-free linear layer that leaves its weight alone: `Decoder` draws all of them from its own generator."""
+
+    def __init__(self, size_in: int, size_out: int) -> None:
+        super().__init__(size_in, size_out, bias=False)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """An embedding that leaves its weight alone, for the same reason."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention with normalised queries and keys."""
+
+    def __init__(self, config: DecoderConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx, self.head_dim = layer_idx, config.head_dim
+        hidden, size = config.hidden_size, config.head_dim
+        self.q_proj = Linear(hidden, config.num_attention_heads * size)
+        self.k_proj = Linear(hidden, config.num_key_value_heads * size)
+        self.v_proj = Linear(hidden, config.num_key_value_heads * size)
+        self.o_proj = Linear(config.num_attention_heads * size, hidden)
+        self.q_norm = RMSNorm(size, config.rms_norm_eps)
+        self.k_norm = RMSNorm(size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        mask: Tensor | None,
+        cache: Cache | None,
+        lengths: Sequence[int] | None,
+    ) -> Tensor:
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        query = rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), cos, sin)
+        key = rotate(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), cos, sin)
+        value = self.v_proj(x).view(heads).transpose(1, 2)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        if lengths is not None:
+            mixed = packed_attention(query, key, value, lengths)
+        elif mask is not None:
+            mixed = masked_attention(query, key, value, mask)
+        else:
+            mixed = causal_attention(query, key, value)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One block of the residual stream: attention, then the MLP, each behind its norm."""
+
+    def __init__(self, config: DecoderConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer_idx)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        mask: Tensor | None,
+        cache: Cache | None,
+        lengths: Sequence[int] | None,
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask=mask, cache=cache, lengths=lengths)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Backbone(nn.Module):
+    """Embedding, layers and final norm: everything but the head."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.gradient_checkpointing = False
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        sequence_lengths: Sequence[int] | None,
+    ) -> DecoderOutput:
+        x = self.embed_tokens(input_ids)
+        cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
+        kwargs: dict[str, Any] = {"mask": attention_mask, "cache": past_key_values, "lengths": sequence_lengths}
+        for layer in self.layers:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, cos, sin, use_reentrant=False, **kwargs)
+            else:
+                x = layer(x, cos, sin, **kwargs)
+        return DecoderOutput(self.norm(x))
+
+
+class Decoder(nn.Module):
+    """The language model: `model` (the backbone) and `lm_head`, tied to the embedding or of its own.
+
+    Weights are drawn from N(0, initializer_range) by a generator of their own: equal seeds give equal weights,
+    and the global generator is left alone.
+    """
+
+    def __init__(self, config: DecoderConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Backbone(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        generator = torch.Generator().manual_seed(derive(seed, "weights"))
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=config.initializer_range, generator=generator)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool = False,
+        sequence_lengths: Sequence[int] | None = None,
+    ) -> DecoderOutput:
+        """Hidden states of `input_ids` [B, L]; see the module's docstring.
+
+        `attention_mask` bool [B, 1, L, K] is True where a query may look; without one attention is causal.
+        `sequence_lengths` packs sequences on the flat axis of B = 1: each attends to itself alone.
+        `use_cache` is Hugging Face's: here keys are kept exactly when `past_key_values` is given.
+        """
+        if use_cache and past_key_values is None:
+            raise ValueError("use_cache=True needs past_key_values")
+        return self.model(
+            input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            sequence_lengths=sequence_lengths,
+        )
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The head, under Hugging Face's name for it."""
+        return self.lm_head
+
+    def save(self, directory: str | Path) -> None:
+        """Writes `config.json` and `model.safetensors`; a tied head is left out, as Hugging Face does."""
+        from safetensors.torch import save_file
+
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        tensors = {name: p.detach().to("cpu").contiguous() for name, p in self.named_parameters()}
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        text = json.dumps(self.config.to_dict(), indent=2, sort_keys=True)
+        (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Decoder:
+        """Reads what `save` wrote. Raises NovaError where the weights do not fit the configuration."""
+        from safetensors.torch import load_file
+
+        directory = Path(directory)
+        where = str(directory / "config.json")
+        config = DecoderConfig.from_dict(json.loads((directory / "config.json").read_text("utf-8")), where=where)
+        model = cls(config)
+        tensors = load_file(directory / "model.safetensors")
+        ours = dict(model.named_parameters())
+        wrong = sorted(ours.keys() ^ tensors.keys()) or [n for n, p in ours.items() if p.shape != tensors[n].shape]
+        if wrong:
+            raise NovaError(f"tensor '{wrong[0]}' does not fit config.json", where=str(directory / "model.safetensors"))
+        with torch.no_grad():
+            for name, parameter in ours.items():
+                parameter.copy_(tensors[name])
+        return model

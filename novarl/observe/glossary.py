@@ -1,0 +1,230 @@
+"""What every metric means: its formula, unit, the direction that is good, what is healthy, how it is reduced.
+
+A Record may only hold names that stand here; `lookup` refuses any other. Notation: pi is the policy being trained,
+pi_old the policy before the rollout's first update, pi_ref the frozen reference, mu what the sampler recorded. mean_t
+runs over the trained tokens (mask True) of the whole update, mean_i over its trajectories. Logarithms are natural.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+Direction = Literal["up", "down", "watch"]
+Reduction = Literal["mean", "sum", "max", "same"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. `direction` "watch" has no better end: look at how it moves.
+
+    `reduction` says how parts from micro-batches and ranks become one number: "mean" adds totals and weights and
+    divides once, "sum" adds, "max" takes the largest, "same" is equal everywhere already. `deterministic` is False
+    where the clock or the machine decides: two equal runs then differ in it.
+    """
+
+    formula: str
+    unit: str
+    direction: Direction = "watch"
+    healthy: str = ""
+    reduction: Reduction = "mean"
+    deterministic: bool = True
+
+
+PROGRESS = {
+    "step": Metric("rollout phases (RL) or batches (SFT) finished", "steps", reduction="same"),
+    "update": Metric("optimiser updates finished", "updates", reduction="same"),
+    "epoch": Metric(
+        "which pass over the training rows the last row of the batch belongs to", "epochs", reduction="same"
+    ),
+    "version": Metric(
+        "version of the weights that sampled: updates finished when they were published", "updates", reduction="same"
+    ),
+    "lr": Metric("learning rate of this update", "1", reduction="same"),
+}
+
+LOSSES = {
+    "total_loss": Metric(
+        "policy_loss + kl_coef * KL where KL is in the loss - entropy_coef * H: what backward sees",
+        "nats",
+        reduction="sum",
+    ),
+    "policy_loss": Metric(
+        "sum_t w_t * surrogate_t, w the aggregation's weights; near 0 when ratios are 1", "nats", reduction="sum"
+    ),
+    "kl_loss": Metric(
+        "sum_t w_t * KL_t(pi, pi_ref), before kl_coef; 0 where KL is not in the loss", "nats", "down", reduction="sum"
+    ),
+    "entropy_loss": Metric("sum_t w_t * H_t, before -entropy_coef", "nats", reduction="sum"),
+    "loss": Metric(
+        "-mean_t log pi(token_t): cross-entropy of the demonstrated tokens",
+        "nats/token",
+        "down",
+        "falls, then flattens",
+    ),
+    "perplexity": Metric("exp(loss)", "1", "down", "falls; 1 is certainty"),
+    "accuracy": Metric("mean_t [argmax pi == token_t]", "share", "up", "rises"),
+    "grad_norm": Metric(
+        "L2 norm of the whole gradient, before clipping", "1", healthy="no jumps; within a decade", reduction="same"
+    ),
+}
+
+POLICY = {
+    "policy_objective": Metric(
+        "sum_t w_t * ratio_t * A_t: the surrogate without its clip", "reward", "up", reduction="sum"
+    ),
+    "kl": Metric(
+        "mean_t k3(pi_before, pi_after): how far this update moved the policy, measured after it, never clamped",
+        "nats/token",
+        healthy="1e-5 to 1e-2; exactly 0 means that nothing was learnt",
+    ),
+    "kl_to_ref": Metric(
+        "mean_t log pi - log pi_ref (k1); may be below 0", "nats/token", healthy="rises slowly, below 1"
+    ),
+    "kl_mean": Metric(
+        "mean_t k3(pi, pi_ref) = mean_t exp(-d) - 1 + d, d = log pi - log pi_ref",
+        "nats/token",
+        healthy="rises slowly, below 1",
+    ),
+    "kl_std": Metric("standard deviation over t of k3(pi, pi_ref)", "nats/token", healthy="of the size of kl_mean"),
+    "kl_penalty": Metric("kl_coef * KL as it enters the loss, the reward or the advantage", "nats", "down"),
+    "kl_coef": Metric("coefficient of the KL term, 0 where there is none", "1", reduction="same"),
+    "entropy": Metric(
+        "mean_t H(pi(. | before t)), the full distribution at the training temperature",
+        "nats/token",
+        healthy="falls slowly; a fall to 0 early is collapse",
+    ),
+    "ratio_mean": Metric("mean_t pi / pi_old", "1", healthy="0.9 to 1.1; 1 on the first update"),
+    "ratio_max": Metric("max_t pi / pi_old", "1", healthy="below 10", reduction="max"),
+    "clip_fraction": Metric(
+        "share of tokens where the clip is active, so that their gradient is 0", "share", healthy="below 0.3"
+    ),
+    "correction_mean": Metric("mean_t min(pi_old / mu, correction.max)", "1", healthy="0.95 to 1"),
+    "mismatch_mean": Metric(
+        "mean_t |log pi - log mu|: learner against sampler, and after a rollout's first update the own move",
+        "nats",
+        "down",
+        "fp32 below 1e-5, bf16 below 0.03, on the first update",
+    ),
+    "mismatch_max": Metric(
+        "max_t |log pi - log mu|", "nats", "down", "fp32 below 1e-3 on the first update", reduction="max"
+    ),
+    "staleness": Metric(
+        "mean_i updates between the weights that sampled a trajectory and those that learn from it", "updates", "down"
+    ),
+}
+
+REWARDS = {
+    "reward_mean": Metric("mean_i of the reward, over the rollouts that are learnt from", "reward", "up", "rises"),
+    "reward_std": Metric(
+        "standard deviation over i of the same", "reward", healthy="above 0: without spread nothing is learnt"
+    ),
+    "reward_raw_mean": Metric(
+        "mean of the reward over all rollouts sampled that did not fail, before any filter: the honest curve",
+        "reward",
+        "up",
+        "rises",
+    ),
+    "rewards/<name>_mean": Metric("mean_i of one named reward, before its weight", "reward", "up"),
+    "advantage_mean": Metric("mean_t of the advantage", "reward", healthy="near 0 with a baseline"),
+    "advantage_std": Metric("standard deviation over t of the advantage", "reward", healthy="above 0"),
+    "zero_variance_groups": Metric(
+        "groups learnt from whose rewards are all equal: their advantage is 0", "groups", "down", "below half", "same"
+    ),
+    "groups_kept": Metric("groups that are learnt from", "groups", "up", reduction="same"),
+    "groups_dropped": Metric("groups that were sampled and not learnt from", "groups", "down", reduction="same"),
+    "failed_rollouts": Metric(
+        "rollouts whose episode or reward failed: counted, left out, never scored 0",
+        "rollouts",
+        "down",
+        "0",
+        reduction="same",
+    ),
+    "episodes": Metric("rollouts sampled for the step", "rollouts", reduction="same"),
+}
+
+LENGTHS = {
+    "length_mean": Metric(
+        "mean_i of the tokens that the policy chose",
+        "tokens",
+        healthy="moves slowly; a drift to the limit is a warning",
+    ),
+    "length_max": Metric("longest completion", "tokens", healthy="below the limit", reduction="max"),
+    "truncated_fraction": Metric(
+        "share of trajectories stopped by a limit and not by themselves", "share", "down", "below 0.1"
+    ),
+    "prompt_tokens": Metric(
+        "tokens that the policy did not choose: prompts, and answers of an environment", "tokens", reduction="sum"
+    ),
+    "completion_tokens": Metric("tokens that the policy chose", "tokens", reduction="sum"),
+    "tokens": Metric("all tokens of the update", "tokens", reduction="sum"),
+}
+
+SCORES = {
+    "eval/score": Metric(
+        "mean over the held-out rows of the task's own score of the greedy answer", "score", "up", "rises"
+    ),
+    "eval/score_low": Metric("lower end of its 95 % interval", "score", "up"),
+    "eval/score_high": Metric("upper end of its 95 % interval", "score", "up"),
+    "eval/n": Metric("held-out rows", "rows", reduction="same"),
+    "eval/pass_at_<k>": Metric(
+        "chance that one of k samples is right, unbiased from n >= k samples (arXiv 2107.03374)", "share", "up"
+    ),
+    "eval/loss": Metric("-mean_t log pi(token_t) on held-out rows", "nats/token", "down", "above loss, not by much"),
+    "eval/length_mean": Metric("mean tokens of the held-out answers", "tokens"),
+    "eval/truncated_fraction": Metric("share of held-out answers stopped by a limit", "share", "down", "below 0.1"),
+}
+
+MACHINE = {
+    "time/<name>_s": Metric(
+        "seconds in one stage since the last record", "s", "down", reduction="max", deterministic=False
+    ),
+    "episodes_per_second": Metric(
+        "trajectories of the step / its seconds", "1/s", "up", reduction="sum", deterministic=False
+    ),
+    "tokens_per_second": Metric(
+        "tokens that the policy chose / seconds of the step", "tokens/s", "up", reduction="sum", deterministic=False
+    ),
+    "memory_rss_mb": Metric("resident memory of the process", "MB", "down", "flat", "max", deterministic=False),
+}
+
+METRICS: dict[str, Metric] = {**PROGRESS, **LOSSES, **POLICY, **REWARDS, **LENGTHS, **SCORES, **MACHINE}
+"""Every metric by name; `<name>` stands for a name without a slash, `<k>` for a whole number."""
+
+_HOLES = {"<name>": "[^/]+", "<k>": "[0-9]+"}
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    text = re.escape(name)
+    for hole, expression in _HOLES.items():
+        text = text.replace(re.escape(hole), expression)
+    return re.compile(text)
+
+
+_PATTERNS = {_pattern(name): metric for name, metric in METRICS.items() if "<" in name}
+
+
+def lookup(name: str) -> Metric:
+    """The entry of a metric. KeyError, naming the nearest entry, where there is none.
+
+    >>> lookup("rewards/length_mean").unit
+    'reward'
+    """
+    if name in METRICS and "<" not in name:
+        return METRICS[name]
+    for pattern, metric in _PATTERNS.items():
+        if pattern.fullmatch(name):
+            return metric
+    nearest = get_close_matches(name, METRICS, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise KeyError(f"no metric {name!r} in novarl/observe/glossary.py{hint}")
+
+
+def deterministic(name: str) -> bool:
+    """Whether two equal runs agree in this metric. A name without an entry is taken to, so that a difference shows."""
+    try:
+        return lookup(name).deterministic
+    except KeyError:
+        return True

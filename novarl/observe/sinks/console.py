@@ -1,0 +1,192 @@
+"""The run as a person watches it: a live line in a terminal, plain lines in a pipe.
+
+      RL  ━━━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  8/20  0:03 left
+      reward 0.734 ▁▂▄▅▇  KL 0.0211  entropy 1.32  length 12.1  4.12k tok/s
+
+    Epoch 1, Step 5: Loss=0.9000, Reward=1.7000, KL=0.1750, Entropy=1.3200, Length=12.1, Tokens/s=4120
+
+KL is the distance to the reference where there is one, and else how far the update moved the policy. In a phase of
+many steps a pipe gets about LINES_PER_PHASE lines, chosen by step and not by the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from novarl.observe.sinks.gauge import Gauge, clock_text, number, printable
+from novarl.observe.summary import render_summary
+
+if TYPE_CHECKING:
+    from novarl.observe.sinks.screen import Screen
+
+LINES_PER_PHASE = 20
+SAMPLES_PER_PHASE = 4
+SAMPLE_WIDTH = 66
+TITLES = {"warmup": "warm-up", "sft": "SFT", "rl": "RL"}
+
+PLAIN = (
+    ("Loss", ("total_loss", "loss"), ".4f"),
+    ("Reward", ("reward_raw_mean", "reward_mean"), ".4f"),
+    ("KL", ("kl_mean", "kl"), ".4f"),
+    ("Accuracy", ("accuracy",), ".4f"),
+    ("Entropy", ("entropy",), ".4f"),
+    ("Length", ("length_mean",), ".1f"),
+    ("Tokens/s", ("tokens_per_second",), ".0f"),
+)
+
+
+class ConsoleSink:
+    """Writes to `stream`. `live` None asks the stream: a terminal that can move its cursor gets the live line.
+
+    Events it shows: `start` (`run_dir`, and anything else worth a word), `phase` (`name`, `steps`, `done`), `eval`
+    (`name`, `score`, `interval`, `n`), `sample` (`prompt`, `text`, `reward`), `alert` (`message`), `failed_rollout`
+    (`error`; only the first), `summary` (the last page). Others are for the files alone.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, *, live: bool | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.stream = sys.stdout if stream is None else stream
+        self.gauge = Gauge(clock)
+        self.sampled: int | None = None
+        self.failed = 0
+        self.screen: Screen | None = None
+        if can_be_live(self.stream) if live is None else live:
+            from novarl.observe.sinks.screen import Screen
+
+            self.screen = Screen(self.stream, self.gauge)
+
+    def step(self, step: int, record: Mapping[str, float]) -> None:
+        self.gauge.update(step, record)
+        if "eval/score" in record:
+            interval = (record.get("eval/score_low", math.nan), record.get("eval/score_high", math.nan))
+            self._score(f"at step {step}", record["eval/score"], interval)
+        if self.screen is None and self._is_due(step):
+            self._say(plain_line(step, record))
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        show = {
+            "start": self._start,
+            "phase": self._phase,
+            "eval": self._eval,
+            "sample": self._sample,
+            "alert": self._alert,
+            "failed_rollout": self._failed_rollout,
+            "summary": self._summary,
+        }.get(kind)
+        if show is not None:
+            show(fields)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def close(self) -> None:
+        self._end_phase()
+        self.flush()
+
+    def _start(self, fields: Mapping[str, Any]) -> None:
+        about = ", ".join(f"{name.capitalize()}: {value}" for name, value in fields.items() if name != "run_dir")
+        self._say(f"Starting RLHF training run: {fields['run_dir']}", "bold")
+        if about:
+            self._say(about, "dim")
+
+    def _phase(self, fields: Mapping[str, Any]) -> None:
+        self._end_phase()
+        self.gauge.begin(fields["name"], fields.get("steps"), done=fields.get("done", 0))
+        self.sampled = None
+        title = TITLES.get(fields["name"], fields["name"])
+        if self.screen is not None:
+            self.screen.begin(title)
+        else:
+            length = f": {fields['steps']} steps" if fields.get("steps") else ""
+            again = f", going on after step {fields['done']}" if fields.get("done") else ""
+            self._say(f"Starting {title}{length}{again}")
+
+    def _end_phase(self) -> None:
+        """Take the live line down and say in one permanent line what the phase did."""
+        gauge, title = self.gauge, TITLES.get(self.gauge.name, self.gauge.name)
+        if self.screen is not None:
+            self.screen.end()
+        if gauge.readings:
+            moved = ", ".join(
+                f"{k} {number(gauge.first[k])} → {number(v)}"
+                for k, v in list(gauge.readings.items())[:2]
+                if k in gauge.first
+            )
+            steps = gauge.step - gauge.start
+            self._say(
+                f"{title}: {steps} {'step' if steps == 1 else 'steps'} in {clock_text(gauge.elapsed())}, {moved}",
+                "bold",
+            )
+        gauge.begin("", None, done=0)
+
+    def _eval(self, fields: Mapping[str, Any]) -> None:
+        if self.gauge.steps is not None and self.gauge.step >= self.gauge.steps:
+            self._end_phase()
+        self._score(fields["name"], fields["score"], fields.get("interval"), fields.get("n"))
+
+    def _score(self, name: str, score: float, interval: Sequence[float] | None, n: int | None = None) -> None:
+        low, high = interval or (math.nan, math.nan)
+        between = f" [{low:.3f}, {high:.3f}]" if math.isfinite(low + high) else ""
+        rows = f", n={n}" if n is not None else ""
+        self._say(f"Held-out score {name}: {score:.3f}{between}{rows}", "yellow")
+
+    def _sample(self, fields: Mapping[str, Any]) -> None:
+        """One sample now and then, before its step is learnt from: the first of a phase, then a few more."""
+        gap = max(1, (self.gauge.steps or 100) // SAMPLES_PER_PHASE)
+        if self.sampled is not None and self.gauge.step - self.sampled < gap:
+            return
+        self.sampled = self.gauge.step
+        reward = f" (reward {number(fields['reward'])})" if fields.get("reward") is not None else ""
+        self._say(f"Sample at step {self.gauge.step + 1}{reward}")
+        for name, key in (("asked", "prompt"), ("wrote", "text")):
+            self._say(
+                f"  {name} │ {printable(str(fields.get(key, '')), SAMPLE_WIDTH)}", "dim" if key == "prompt" else ""
+            )
+
+    def _alert(self, fields: Mapping[str, Any]) -> None:
+        self._say(f"Note: {printable(str(fields['message']), 1000)}", "yellow")
+
+    def _failed_rollout(self, fields: Mapping[str, Any]) -> None:
+        self.failed += 1
+        if self.failed == 1:
+            lines = str(fields.get("error", "")).strip().splitlines() or [""]
+            self._say(
+                f"Note: a rollout failed and is left out (see events.jsonl): {printable(lines[-1], 200)}", "yellow"
+            )
+
+    def _summary(self, fields: Mapping[str, Any]) -> None:
+        self._end_phase()
+        self._say("\n" + render_summary(fields))
+
+    def _is_due(self, step: int) -> bool:
+        if not self.gauge.steps:
+            return step <= 10 or step % 10 == 0
+        return step % max(1, self.gauge.steps // LINES_PER_PHASE) == 0 or step in (1, self.gauge.steps)
+
+    def _say(self, text: str, style: str = "") -> None:
+        if self.screen is not None:
+            self.screen.say(text, style)
+            return
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        self.stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        self.stream.flush()
+
+
+def plain_line(step: int, record: Mapping[str, float]) -> str:
+    """A step as one line for a pipe: the fields of PLAIN that the record has, in their order."""
+    found = ((label, next((name for name in names if name in record), None), form) for label, names, form in PLAIN)
+    parts = ", ".join(f"{label}={format(record[name], form)}" for label, name, form in found if name is not None)
+    epoch = f"Epoch {int(record['epoch'])}, " if "epoch" in record else ""
+    return f"{epoch}Step {step}: {parts}"
+
+
+def can_be_live(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that can move its cursor and show the characters of the live line."""
+    encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
+    return stream.isatty() and encoding == "utf8" and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")

@@ -1,0 +1,128 @@
+"""The run's own record, one JSON object a line: `metrics.jsonl`, `logs/train.jsonl` and `events.jsonl`.
+
+metrics.jsonl      {"schema": 1, "phase": "rl", "step": 5, "nonfinite": {...}?, <metric>: number, ...}
+    Metrics in alphabetical order, floats by their shortest exact form. Two equal runs write equal lines but for what
+    stands under `time/`: every metric that the glossary does not call deterministic is written as `time/<name>` here.
+logs/train.jsonl   {"timestamp": "2026-01-15T10:30:00+00:00", "step": 5, "epoch": 2, "phase": "rl", <metric>: number}
+    The same stream under its promised name, each metric under its plain name.
+events.jsonl       {"schema": 1, "timestamp": ..., "kind": "save", "phase": "rl", "step": 5, <field>: anything}
+    What happened between the numbers: saves, evaluations, skipped rows, failed rollouts, samples of text.
+
+JSON has no NaN and no infinity. In the two metric files such a value is null, and `nonfinite` says which it was
+(`{"entropy": "nan"}`); `read_metrics` puts it back. In an event it is written as the text "nan", "inf" or "-inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from novarl.core.errors import NovaError
+from novarl.observe.glossary import deterministic
+
+SCHEMA = 1
+
+
+class JsonlSink:
+    """Appends to the three files under `run`; each line is written whole and flushed at once, and none is kept.
+
+    An event of kind "phase" names the phase of the steps that follow it.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.metrics = _append(run / "metrics.jsonl")
+        self.train = _append(run / "logs" / "train.jsonl")
+        self.events = _append(run / "events.jsonl")
+        self.phase: str | None = None
+        self.last_step = 0
+
+    def step(self, step: int, record: Mapping[str, float]) -> None:
+        self.last_step = step
+        values = {name: float(record[name]) for name in record if name != "step"}
+        nonfinite = {name: str(value) for name, value in values.items() if not math.isfinite(value)}
+        finite = {name: None if name in nonfinite else value for name, value in values.items()}
+        stable = {stable_name(name): value for name, value in finite.items()}
+        extra = {"nonfinite": {stable_name(name): value for name, value in nonfinite.items()}} if nonfinite else {}
+        _write(
+            self.metrics, {"schema": SCHEMA, "phase": self.phase, "step": step, **extra, **dict(sorted(stable.items()))}
+        )
+        epoch = finite.pop("epoch", None)
+        head = {"timestamp": _now(), "step": step, "epoch": None if epoch is None else int(epoch), "phase": self.phase}
+        _write(self.train, {**head, **({"nonfinite": nonfinite} if nonfinite else {}), **dict(sorted(finite.items()))})
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        if kind == "phase":
+            self.phase, self.last_step = str(fields["name"]), int(fields.get("done", 0))
+        head = {"schema": SCHEMA, "timestamp": _now(), "kind": kind, "phase": self.phase, "step": self.last_step}
+        _write(self.events, {**head, **{name: _plain(value) for name, value in fields.items()}})
+
+    def flush(self) -> None:
+        for file in (self.metrics, self.train, self.events):
+            file.flush()
+
+    def close(self) -> None:
+        for file in (self.metrics, self.train, self.events):
+            file.close()
+
+
+def stable_name(name: str) -> str:
+    """The name of a metric in metrics.jsonl: under `time/` where the clock or the machine decides its value."""
+    return name if name.startswith("time/") or deterministic(name) else f"time/{name}"
+
+
+def plain_name(name: str) -> str:
+    """The other way round. A stage's seconds (`time/rollout_s`) are under `time/` of themselves and stay there."""
+    bare = name.removeprefix("time/")
+    return name if deterministic(bare) else bare
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics.jsonl under the metrics' plain names, NaN and infinities put back.
+
+    A last line that is still being written is left out. A line that is not JSON is a NovaError.
+    """
+    for row in read_lines(path):
+        for name, text in row.pop("nonfinite", {}).items():
+            row[name] = float(text)
+        yield {plain_name(name): value for name, value in row.items()}
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file that may still be growing."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise NovaError(f"not JSON: {error.msg}", where=f"{path}:{number}") from None
+
+
+def _append(path: Path) -> TextIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A lone surrogate, legal in JSON and not in UTF-8, becomes \udXXX: JSON's own escape.
+    return path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+def _write(file: TextIO, line: Mapping[str, Any]) -> None:
+    file.write(json.dumps(line, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    file.flush()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

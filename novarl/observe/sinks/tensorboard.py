@@ -1,0 +1,60 @@
+"""TensorBoard event files under `tb/`, without torch and without a thread.
+
+Every metric is a scalar under its glossary name; those of a warm-up stand under `warmup/`, so that its steps do not
+mix with the run's own. Each record has left the process when `step` returns, so a checkpoint can note the file's
+length, and a resumed run can cut it there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PREFIXES = {"warmup": "warmup/"}
+_NAME = re.compile(r"events\.out\.tfevents\.(\d+)\.")
+
+
+class TensorBoardSink:
+    """Writes a new event file in `directory` each time it is made; TensorBoard reads them as one curve."""
+
+    def __init__(self, directory: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        directory.mkdir(parents=True, exist_ok=True)
+        self._event, self._summary = Event, Summary
+        self._file = (directory / _fresh_name(directory)).open("xb")
+        self._writer = RecordWriter(self._file)
+        self._prefix = ""
+        self._put(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def step(self, step: int, record: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=self._prefix + name, simple_value=value) for name, value in record.items()]
+        self._put(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        if kind == "phase":
+            self._prefix = PREFIXES.get(fields["name"], "")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _put(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+        self._file.flush()
+
+
+def _fresh_name(directory: Path) -> str:
+    """TensorBoard reads event files by name and never goes back, so a later file needs a later time in its name."""
+    taken = [int(match[1]) for path in directory.iterdir() if (match := _NAME.match(path.name))]
+    seconds = max([int(time.time()), *(stamp + 1 for stamp in taken)])
+    return f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}"

@@ -1,0 +1,117 @@
+"""The last page of a run: before and after with their intervals, where everything was written, what to try next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+LABELS = {
+    "run_dir": "Output directory",
+    "metrics": "Metrics",
+    "logs": "Logs",
+    "tensorboard": "TensorBoard",
+    "checkpoints": "Checkpoints",
+    "model": "Model",
+    "figures": "Curves",
+    "samples": "Samples",
+    "rollouts": "Rollouts",
+}
+BAR_CELLS = 24
+EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def render_summary(summary: Mapping[str, Any]) -> str:
+    """summary.json as a page of text, at most 80 columns wide but for long paths.
+
+    Reads `seconds`, `steps`, `rows`, `before` and `after` (`score`, `interval`, `n`), `paths` (name: path) and `status`
+    ("done", "stopped"); what is missing is left out. `command`, `task` and `algo` shape the advice at the end.
+    """
+    stopped = summary.get("status") == "stopped"
+    lines = [
+        "Training stopped before its end; everything is saved." if stopped else "Training completed successfully!",
+        "",
+    ]
+    lines += _scores(summary.get("before"), summary.get("after"))
+    if "seconds" in summary:
+        lines.append(f"Total time: {summary['seconds']:.2f} seconds")
+    if "steps" in summary:
+        lines.append(f"Total steps: {summary['steps']}")
+    if rows := summary.get("rows"):
+        lines.append("Rows: " + ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in rows.items()))
+    lines += [
+        f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in _paths(summary).items()
+    ]
+    lines += ["", "What to try next:"]
+    advice = next_steps(summary)
+    lines += [line for command, why in advice for line in (f"  {command}", f"      {why}")]
+    return "\n".join(lines) + "\n"
+
+
+def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(command, why) for what is worth doing after a run that ended like this one, the most useful first."""
+    paths = _paths(summary)
+    command, task = summary.get("command", "rl"), summary.get("task")
+    run, model = paths.get("run_dir", "runs/latest"), paths.get("model")
+    subject = f"task={task}" if task else "data=…"
+    advice = []
+    if summary.get("status") == "stopped":
+        advice.append((f"novarl {command} … run_dir={run} resume=auto", "go on where it stopped, as if it never had"))
+    if (summary.get("rows") or {}).get("refused"):
+        advice.append(
+            (f"grep bad_row {run}/events.jsonl", "the rows that could not be used: file, line, field, reason")
+        )
+    if _within_noise(summary.get("before"), summary.get("after")):
+        longer = 2 * summary["steps"] if "steps" in summary else "…"
+        advice.append(
+            (f"novarl {command} {subject} steps={longer}", "the intervals overlap: this may be chance, so train longer")
+        )
+    if model:
+        advice.append((f"novarl sample model={model}", "talk to the model"))
+    if command == "sft" and model:
+        advice.append((f"novarl rl {subject} model={model}", "reinforcement learning from here"))
+    elif command == "rl":
+        other = "grpo" if summary.get("algo") != "grpo" else "rloo"
+        advice.append(
+            (f"novarl rl {subject} algo={other} seed=1", "another algorithm, or only another seed, to compare")
+        )
+    advice.append(
+        (f"tensorboard --logdir {paths.get('tensorboard', f'{run}/tb')}", "every metric as a curve in the browser")
+    )
+    return advice
+
+
+def _paths(summary: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(path) for name, path in (summary.get("paths") or {}).items() if path}
+
+
+def _scores(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[str]:
+    shown = [(name, score) for name, score in (("before", before), ("after", after)) if score]
+    if not shown:
+        return []
+    lines = [f"  {name:<7}{_score(score)}" for name, score in shown]
+    if before and after:
+        lines.append(f"  {'gain':<7}{after['score'] - before['score']:+7.3f}")
+    return [*lines, ""]
+
+
+def _score(score: Mapping[str, Any]) -> str:
+    value, (low, high) = score["score"], score.get("interval") or (math.nan, math.nan)
+    text = f"{value:7.3f}"
+    if math.isfinite(low) and math.isfinite(high):
+        text += f"  [{low:.3f}, {high:.3f}]"
+    if 0.0 <= value <= 1.0:
+        text += f"  {_bar(value)}"
+    return text + (f"  n={score['n']}" if "n" in score else "")
+
+
+def _bar(share: float) -> str:
+    full, part = divmod(round(share * BAR_CELLS * 8), 8)
+    return ("█" * full + EIGHTHS[part] * (full < BAR_CELLS)).ljust(BAR_CELLS, "░").replace(" ", "░")
+
+
+def _within_noise(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
+    """Whether both were measured and neither's interval lies wholly beside the other's."""
+    if not (before and after and before.get("interval") and after.get("interval")):
+        return False
+    return bool(before["interval"][0] <= after["interval"][1] and after["interval"][0] <= before["interval"][1])

@@ -1,0 +1,111 @@
+"""Several named rewards, kept apart and combined late: reward = sum_k weight_k * reward_k.
+
+A rollout for which any reward fails (raises, runs out of time, returns no finite number) has no combined reward: it is
+marked `failed` with the reason and the traceback, and is never scored 0.0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import math
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Rollout, Scored
+from novarl.rewards.verdict import Failure, Scorer, Verdict, check
+
+
+class RewardSet:
+    """Named rewards with weights. `await score(rollouts)` gives one `Scored` per rollout, in order.
+
+    rewards:    name -> reward; each is called once with the whole batch, all of them at the same time
+    weights:    name -> weight; 1.0 where not named. A reward that returns several numbers by name ("format", "answer")
+                appears as "name/format", "name/answer", and each part takes its own weight or else the weight of `name`
+    time_limit: seconds for one call of a reward on a whole batch, None for no limit. It ends a reward that waits; one
+                that computes without waiting can only be ended in a process of its own (`user_file.load`), and a
+                reward that keeps its own limit says so by an attribute `time_limit`
+
+    Errors: NovaError for no rewards, a weight that is not finite, or a weight that names no reward.
+    """
+
+    def __init__(
+        self,
+        rewards: Mapping[str, Scorer],
+        weights: Mapping[str, float] | None = None,
+        *,
+        time_limit: float | None = None,
+    ) -> None:
+        self.rewards = dict(rewards)
+        self.weights = dict(weights or {})
+        self.time_limit = time_limit
+        if not self.rewards:
+            raise NovaError("no reward is given", where="reward", fix="name one, as in reward=file.py:reward_fn")
+        for name, weight in self.weights.items():
+            if name.partition("/")[0] not in self.rewards:
+                near = difflib.get_close_matches(name, self.rewards, n=1)
+                fix = f"did you mean {near[0]!r}?" if near else f"the rewards are {', '.join(self.rewards)}"
+                raise NovaError(f"the weight {name!r} names no reward", where="reward weights", fix=fix)
+            if not math.isfinite(weight):
+                raise NovaError(
+                    f"the weight of {name!r} is {weight}", where="reward weights", fix="use a finite number"
+                )
+
+    async def score(self, rollouts: Sequence[Rollout]) -> list[Scored]:
+        """Score every rollout; those that arrive `failed` are passed through unscored."""
+        alive = [rollout for rollout in rollouts if rollout.status != "failed"]
+        columns = await asyncio.gather(*(self._column(name, alive) for name in self.rewards))
+        rows = iter(zip(*columns, strict=True))
+        return [
+            _lost(rollout) if rollout.status == "failed" else self._combine(rollout, next(rows)) for rollout in rollouts
+        ]
+
+    def close(self) -> None:
+        """End the processes of those rewards that have one."""
+        for reward in self.rewards.values():
+            if hasattr(reward, "close"):
+                reward.close()
+
+    async def _column(self, name: str, rollouts: Sequence[Rollout]) -> Sequence[Verdict]:
+        """One reward's verdict on each rollout; whatever goes wrong with the call is the failure of all of them."""
+        if not rollouts:
+            return []
+        reward = self.rewards[name]
+        limit = None if hasattr(reward, "time_limit") else self.time_limit
+        try:
+            async with asyncio.timeout(limit) as clock:
+                verdicts = list(await reward(rollouts))
+        except Exception as error:  # noqa: BLE001 - any error of a reward is its rollouts' failure, kept with its cause
+            late = isinstance(error, TimeoutError) and clock.expired()
+            reason = f"ran past its limit of {limit:g} s" if late else f"raised {type(error).__name__}: {error}"
+            return [Failure(reason, traceback.format_exc())] * len(rollouts)
+        if len(verdicts) != len(rollouts):
+            return [Failure(f"returned {len(verdicts)} scores for {len(rollouts)} rollouts")] * len(rollouts)
+        return verdicts
+
+    def _combine(self, rollout: Rollout, verdicts: Sequence[Any]) -> Scored:
+        scores: dict[str, float] = {}
+        errors: list[str] = []
+        for name, verdict in zip(self.rewards, map(check, verdicts), strict=True):
+            if isinstance(verdict, Failure):
+                errors.append(f"reward {name!r} {verdict}")
+            elif isinstance(verdict, float):
+                scores[name] = verdict
+            else:
+                scores |= {f"{name}/{part}": value for part, value in verdict.items()}
+        total = sum(self._weight(name) * value for name, value in scores.items())
+        if not math.isfinite(total):
+            errors.append(f"the weighted sum of the rewards is {total}")
+        if errors:
+            return Scored(replace(rollout, status="failed"), scores, None, error="\n".join(errors))
+        return Scored(rollout, scores, total)
+
+    def _weight(self, name: str) -> float:
+        return self.weights.get(name, self.weights.get(name.partition("/")[0], 1.0))
+
+
+def _lost(rollout: Rollout) -> Scored:
+    return Scored(rollout, {}, None, error=str(rollout.info.get("error", "the episode failed")))

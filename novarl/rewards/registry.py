@@ -1,0 +1,37 @@
+"""The built-in rewards by name, and the user's own by `file.py:name`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from novarl.core.errors import NovaError
+from novarl.rewards import user_file
+from novarl.rewards.length import length
+from novarl.rewards.lexical import lexical
+from novarl.rewards.math import math
+from novarl.rewards.per_rollout import environment
+from novarl.rewards.preference import preference
+from novarl.rewards.sentiment import sentiment
+from novarl.rewards.verdict import Scorer
+
+REWARDS: dict[str, Callable[[], Scorer]] = {
+    "lexical": lexical,
+    "sentiment": lambda: sentiment,
+    "preference": lambda: preference,
+    "length": length,
+    "math": math,
+    "environment": lambda: environment,
+}
+"""Each built-in reward, made with its defaults."""
+
+
+def find_reward(source: str, *, time_limit: float = user_file.TIME_LIMIT) -> Scorer:
+    """The reward `source` names: a built-in one, or `file.py:name` (`user_file.load`). NovaError for anything else."""
+    if source in REWARDS:
+        return REWARDS[source]()
+    if ".py" in source:
+        return user_file.load(source, time_limit=time_limit)
+    near = difflib.get_close_matches(source, REWARDS, n=1, cutoff=0.5)
+    fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(REWARDS)}, or file.py:name"
+    raise NovaError(f"unknown reward {source!r}", where="reward", fix=fix)

@@ -1,0 +1,190 @@
+"""The process in which a user's file runs: `python -m novarl.rewards.worker`, JSON lines in and out.
+
+Requests come on standard input, replies go to what was standard output. Both are moved aside first, so that a print of
+the user's, of a C library or of a subprocess goes to standard error and can never be read as a reply; `input()` finds
+the end of file. A thread reads the requests, so that the end of the parent ends this process at once, whatever the
+user's code is doing.
+
+    {"op": "load", "path": P}                           -> {"functions": {name: {...}}} | {"error": {what, where, fix}}
+    {"op": "call", "function": F, "calls": [[args, kwargs], ...], "limit": seconds}
+                                                         -> {"call": i, "value": V} | {"call": i, "error": [reason,
+                                                         traceback]}, one each
+    {"op": "running"}                                    -> {"running": i | null}: which async call holds the event loop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import ModuleType
+from typing import Any, SupportsFloat
+
+Request = dict[str, Any]
+
+
+class Worker:
+    """Loads one file and calls its functions, several at once where they are async."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        self.requests = os.fdopen(requests, "rb")
+        self.replies = os.fdopen(replies, "wb")
+        self.lock = threading.Lock()
+        self.waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self.loop = asyncio.new_event_loop()
+        self.module: ModuleType | None = None
+
+    def serve(self) -> None:
+        """Answer requests until told to stop. The event loop lives on between calls, as async clients expect."""
+        threading.Thread(target=self._read, daemon=True).start()
+        while (request := self.waiting.get())["op"] != "stop":
+            if request["op"] == "load":
+                self.reply(self.load(Path(request["path"])))
+            else:
+                self.call(request)
+
+    def reply(self, message: dict[str, Any]) -> None:
+        with self.lock:
+            self.replies.write(json.dumps(message).encode() + b"\n")
+            self.replies.flush()
+
+    def load(self, path: Path) -> dict[str, Any]:
+        sys.path.insert(0, str(path.parent.resolve()))  # as `python FILE` does, so that it may import its neighbours
+        try:
+            self.module = _import(path)
+        except BaseException as error:  # noqa: BLE001 - a file may raise anything, SystemExit included; all of it is reported
+            return {"error": _import_error(path, error)}
+        functions = {name: thing for name, thing in vars(self.module).items() if callable(thing)}
+        return {"functions": {name: _describe(path, thing) for name, thing in functions.items()}}
+
+    def call(self, request: Request) -> None:
+        function: Callable[..., Any] = getattr(self.module, request["function"])
+        calls: list[Any] = request["calls"]
+        if _is_async(function):
+            self.loop.run_until_complete(self._call_async(function, calls, request["limit"]))
+            return
+        for index, (args, kwargs) in enumerate(calls):
+            try:
+                self.reply({"call": index, "value": plain(function(*args, **kwargs))})
+            except BaseException as error:  # noqa: BLE001 - any error, SystemExit included, is this call's failure
+                self.reply({"call": index, "error": _failure(error)})
+
+    async def _call_async(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], calls: list[Any], limit: float
+    ) -> None:
+        async def one(index: int, args: list[Any], kwargs: dict[str, Any]) -> None:
+            try:
+                async with asyncio.timeout(limit) as clock:
+                    value = plain(await function(*args, **kwargs))
+                self.reply({"call": index, "value": value})
+            except BaseException as error:  # noqa: BLE001 - as above
+                late = isinstance(error, TimeoutError) and clock.expired()
+                reason = [f"ran past its limit of {limit:g} s", ""] if late else _failure(error)
+                self.reply({"call": index, "error": reason})
+
+        tasks = [self.loop.create_task(one(index, *call), name=str(index)) for index, call in enumerate(calls)]
+        await asyncio.gather(*tasks)
+
+    def _read(self) -> None:
+        for line in self.requests:
+            request: Request = json.loads(line)
+            if request["op"] == "running":
+                task = asyncio.current_task(self.loop) if self.loop.is_running() else None
+                name = task.get_name() if task is not None else ""
+                self.reply({"running": int(name) if name.isdigit() else None})
+            else:
+                self.waiting.put(request)
+        if os.getpgid(0) == os.getpid():  # the parent is gone: leave nothing behind, neither us nor our children
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+
+
+class NoJSON(Exception):
+    """A return value that cannot be sent."""
+
+
+def plain(value: Any) -> Any:
+    """A user's return value as JSON: numbers and arrays of any library become floats and lists. NoJSON otherwise."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if hasattr(value, "tolist") and getattr(value, "ndim", None):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, SupportsFloat):
+        return float(value)
+    raise NoJSON(f"returned {value!r:.80}, a {type(value).__name__}")
+
+
+def _import(path: Path) -> ModuleType:
+    name = path.stem if path.stem not in sys.modules else f"user_{path.stem}"  # a user's json.py must not become ours
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path.name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import_error(path: Path, error: BaseException) -> dict[str, str]:
+    """Where in the user's file an import went wrong, as one line."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return {
+            "what": f"{type(error).__name__}: {error.msg}",
+            "where": f"{path}:{error.lineno}",
+            "fix": "mend the file",
+        }
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    where = f"{path}:{lines[-1]}" if lines else str(path)
+    what = f"importing it raised {type(error).__name__}: {error}"
+    return {"what": what, "where": where, "fix": "the file must import on its own, as `python FILE` would"}
+
+
+def _describe(path: Path, thing: Any) -> dict[str, Any]:
+    """What the parent needs to know of a callable to recognise its form, without importing the file itself."""
+    try:
+        parameters = list(inspect.signature(thing).parameters.values())
+    except (TypeError, ValueError):  # some C callables have no signature
+        parameters = []
+    code = getattr(inspect.unwrap(thing), "__code__", None)
+    return {
+        "parameters": [[p.name, p.kind.name, p.default is not p.empty] for p in parameters],
+        "is_async": _is_async(thing),
+        "line": code.co_firstlineno if code is not None and code.co_filename == str(path) else None,
+    }
+
+
+def _is_async(thing: Any) -> bool:
+    return inspect.iscoroutinefunction(thing) or inspect.iscoroutinefunction(getattr(thing, "__call__", None))  # noqa: B004
+
+
+def _failure(error: BaseException) -> list[str]:
+    if isinstance(error, NoJSON):
+        return [str(error), ""]
+    trace = "".join(traceback.format_exception(error)).strip()
+    return [f"raised {type(error).__name__}: {error}", trace]
+
+
+def main() -> None:
+    requests, replies = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    Worker(requests, replies).serve()
+
+
+if __name__ == "__main__":
+    main()

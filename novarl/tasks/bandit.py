@@ -1,0 +1,66 @@
+"""Choose one of three actions for one of four prompts, each pair with a known reward: NovaRL's preference bandit as
+text.
+
+    Mira: Prefer action 1   ->   1
+
+The prompts and the table are data (`data/bandit.jsonl`). A name before the prompt, which changes nothing, makes many
+rows of the four; held-out rows have other names. The best policy earns the mean of the rows' maxima, 1.05; anything
+that is not an action earns -1.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from novarl.rewards.per_rollout import by_answer
+from novarl.rewards.verdict import Scorer
+from novarl.tasks.task import Problem, Task
+
+INVALID = -1.0
+_SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
+
+
+@cache
+def table() -> tuple[tuple[str, Mapping[str, float]], ...]:
+    """The four prompts, each with the reward of every action."""
+    text = (resources.files("novarl.tasks") / "data" / "bandit.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    return tuple((row["messages"][0]["content"], row["answer"]) for row in rows)
+
+
+def worth(text: str, answer: Mapping[str, Any]) -> float:
+    """The reward of the action that the response names, -1 if it names none."""
+    return float(answer.get(text.strip(), INVALID))
+
+
+def rewards() -> Mapping[str, Scorer]:
+    return {"preference": by_answer(worth)}
+
+
+def task() -> Task:
+    """Choosing the best action for each prompt."""
+
+    def draw(rng: random.Random) -> Problem:
+        name = (rng.choice(_SYLLABLES) + rng.choice(_SYLLABLES)).capitalize()
+        prompt, actions = rng.choice(table())
+        return Problem(f"{name}: {prompt}", dict(actions), key=name)
+
+    def teach(rng: random.Random, problem: Problem) -> str:
+        return str(rng.choice(sorted(problem.answer)))
+
+    return Task(
+        name="bandit",
+        summary="choose the best of three actions for each of four prompts",
+        draw=draw,
+        teach=teach,
+        rewards=rewards,
+        max_tokens=4,
+        warmup=40,
+        warmup_lr=3e-3,
+        rl_lr=1e-3,
+    )

@@ -1,0 +1,55 @@
+"""Write about a topic without repeating words: NanoRL's task and reward, at a length that a tiny model can write.
+
+    Write ~12 words: the quiet river   ->   river stone river wind stone ...
+
+The teacher draws its words from a handful and so repeats them. The reward is the type-token ratio less a brevity
+penalty (`rewards.lexical`) whose target is 0.8 of the words asked for; `words=100` gives NanoRL's own prompt and its
+target of 80. A penalty scale of 0 shows the exploit of that reward: one word scores 1.0.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from novarl.core.errors import NovaError
+from novarl.rewards.lexical import lexical
+from novarl.rewards.verdict import Scorer
+from novarl.tasks.task import Problem, Task, whole
+from novarl.tasks.words import WORDS, topic
+
+POOL = 5
+"""Different words that a demonstration draws from."""
+
+
+def task(*, words: int = 12, brevity_penalty_scale: float = 0.5) -> Task:
+    """Writing about `words` (5 to 100) words."""
+    count = whole(words, "words", lowest=5, highest=100)
+    if not 0.0 <= brevity_penalty_scale <= 100.0:
+        what = f"is {brevity_penalty_scale}, not from 0 to 100"
+        raise NovaError(what, where="task_options.brevity_penalty_scale", fix="0.5 is a good one")
+
+    def draw(rng: random.Random) -> Problem:
+        return Problem(f"Write ~{count} words: {topic(rng)}")
+
+    def teach(rng: random.Random, problem: Problem) -> str:
+        pool = [problem.text.split()[-1], *rng.sample(WORDS["words"], POOL - 1)]
+        return " ".join(rng.choice(pool) for _ in range(count + rng.randint(-2, 2)))
+
+    def rewards() -> Mapping[str, Scorer]:
+        target = max(1, round(0.8 * count))
+        return {"lexical": lexical(brevity_penalty_scale=brevity_penalty_scale, target_words=target)}
+
+    return Task(
+        name="lexical" if count == 12 else f"lexical-{count}",
+        summary=f"write about {count} words and repeat few",
+        draw=draw,
+        teach=teach,
+        rewards=rewards,
+        max_tokens=9 * count,
+        warmup=200,
+        warmup_lr=3e-3,
+        rl_lr=3e-4,
+        held_out_share=0.4,
+        train_rows=800,
+    )

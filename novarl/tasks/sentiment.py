@@ -1,0 +1,49 @@
+"""Review something kindly: keyword sentiment, a liked ending and a moderate length, as three rewards kept apart.
+
+    Review the old bridge.   ->   the bridge was plain and we kept it. so it goes
+
+The teacher's reviews are of every mood; `rewards.sentiment`, `rewards.preference` and `rewards.length` score the
+response alone and are added up.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from novarl.rewards.length import length
+from novarl.rewards.preference import preference
+from novarl.rewards.sentiment import sentiment
+from novarl.rewards.verdict import Scorer
+from novarl.tasks.task import Problem, Task
+from novarl.tasks.words import WORDS, topic
+
+
+def rewards() -> Mapping[str, Scorer]:
+    return {"sentiment": sentiment, "preference": preference, "length": length()}
+
+
+def task() -> Task:
+    """Writing kind reviews."""
+
+    def draw(rng: random.Random) -> Problem:
+        return Problem(f"Review {topic(rng)}.")
+
+    def teach(rng: random.Random, problem: Problem) -> str:
+        thing = problem.text.rstrip(".").split()[-1]
+        opening = f"the {thing} was {rng.choice(WORDS['qualities'])} and we {rng.choice(WORDS['verbs'])} it."
+        return f"{opening} {rng.choice(WORDS['endings'])}" if rng.random() < 0.8 else opening
+
+    return Task(
+        name="sentiment",
+        summary="write kind reviews of a moderate length: three named rewards",
+        draw=draw,
+        teach=teach,
+        rewards=rewards,
+        max_tokens=80,
+        warmup=200,
+        warmup_lr=3e-3,
+        rl_lr=3e-4,
+        held_out_share=0.4,
+        train_rows=800,
+    )

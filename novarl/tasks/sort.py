@@ -1,0 +1,56 @@
+"""Sort letters, taught by a teacher who mostly copies: demonstrations teach the lazy habit, the verifier the task.
+
+    sort: dcaeb   ->   abcde
+
+The teacher copies the letters as they stand 65 % of the time and sorts them 35 % of the time. Imitation therefore
+learns to copy (its most likely answer) and to sort (sometimes); rewards tell the two apart. Held-out problems are
+other *sets* of letters, so their answers have never been seen either.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from novarl.rewards.per_rollout import by_answer
+from novarl.rewards.verdict import Scorer
+from novarl.tasks.task import Problem, Task, whole
+
+LETTERS = "abcdefghij"
+COPY_SHARE = 0.65
+
+
+def is_sorted(text: str, answer: Any) -> float:
+    """1.0 where the response is exactly the sorted letters (but for white space around them), else 0.0."""
+    return float(text.strip() == answer)
+
+
+def rewards() -> Mapping[str, Scorer]:
+    return {"sorted": by_answer(is_sorted)}
+
+
+def task(*, difficulty: int = 5) -> Task:
+    """Sorting `difficulty` (4 to 7) of the first ten letters."""
+    count = whole(difficulty, "difficulty", lowest=4, highest=7)
+
+    def draw(rng: random.Random) -> Problem:
+        letters = rng.sample(LETTERS, count)
+        answer = "".join(sorted(letters))
+        return Problem(f"sort: {''.join(letters)}", answer, key=answer)
+
+    def teach(rng: random.Random, problem: Problem) -> str:
+        return problem.text.removeprefix("sort: ") if rng.random() < COPY_SHARE else str(problem.answer)
+
+    return Task(
+        name="sort" if count == 5 else f"sort-{count}",
+        summary=f"sort {count} letters; the demonstrations mostly copy them",
+        draw=draw,
+        teach=teach,
+        rewards=rewards,
+        max_tokens=count + 3,
+        warmup=300,
+        warmup_lr=3e-3,
+        rl_lr=1e-3,
+        held_out_share=0.3,
+    )

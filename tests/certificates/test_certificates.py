@@ -1,0 +1,79 @@
+"""Every estimator, surrogate, correction, regularizer and aggregation against exact enumeration, and planted faults."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+import torch
+from tests.certificates import cases, exact, expected, losses, world
+from tests.certificates.cases import CERTIFICATES, TOLERANCE, Certificate
+from tests.certificates.faults import FAULTS, Fault
+
+from novarl.algos import advantages, aggregate, kl, logprobs, off_policy, surrogates
+
+ZERO = {"k1 as loss"}
+"""Certificates whose claim is that there is nothing."""
+NO_GRADIENT = {"off_policy.effective_sample_size", "logprobs.logits_logprobs"}
+"""Functions that no update goes through: a diagnostic, and the definition that tests compare with."""
+
+
+@pytest.mark.parametrize("case", CERTIFICATES.values(), ids=CERTIFICATES)
+def test_certificate(case: Certificate) -> None:
+    assert case.error() <= TOLERANCE
+    assert (float(case.exact().abs().max()) < 1e-3) == (case.name in ZERO), "a claim about nothing certifies nothing"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[f"{fault.where}: {fault.name} [{fault.caught_by}]" for fault in FAULTS])
+def test_planted_fault_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault.module, fault.function, fault.plant(getattr(fault.module, fault.function)))
+    assert CERTIFICATES[fault.caught_by].error() > 1e4 * TOLERANCE
+
+
+def test_every_public_function_has_a_fault_planted() -> None:
+    public = {
+        f"{module.__name__.rsplit('.', 1)[-1]}.{name}"
+        for module in (advantages, aggregate, kl, logprobs, off_policy, surrogates)
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+    assert public - NO_GRADIENT == {fault.where for fault in FAULTS}
+
+
+def test_the_exact_side_does_not_import_the_library() -> None:
+    for module in (exact, world):
+        tree = ast.parse(inspect.getsource(module))
+        imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+        assert "torch" in imported
+        assert not [name for name in imported if name.startswith("novarl")]
+
+
+@pytest.mark.parametrize("here", [cases.LONG, cases.MIDDLE, cases.SHORT, cases.BINARY, cases.COLD])
+def test_a_world_is_complete_and_uneven(here: world.World) -> None:
+    """Everything that can be said is listed once, and nothing is nearly certain or nearly impossible."""
+    p = exact.fixed(here, here.policy)
+    assert len(set(here.answers)) == len(here.answers)
+    torch.testing.assert_close(p.sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert p.max() < 0.8 and p.max() > 2 * p.min()
+    assert here.reward.unique().numel() > 1
+    ratio = exact.ratios(here, here.policy, here.old)
+    assert (ratio > 1.28).any() and (ratio < 0.8).any(), "nothing would be clipped"
+
+
+def test_k1_as_a_loss_is_noise() -> None:
+    """It has no gradient on average, yet one in every sample: the certificate of its zero is not vacuous."""
+    batch_losses = losses.kl_loss("k1")
+    packed = expected.pack(cases.LONG)
+    logp, entropy = expected.token_logp(packed, cases.LONG.policy)
+    reference, _ = expected.token_logp(packed, cases.LONG.reference)
+    span = torch.tensor(packed.spans[0])
+    one = expected.Minibatch(
+        *[column[span] for column in (logp, entropy, logp.detach(), logp.detach(), reference.detach(), packed.mask)],
+        torch.zeros(len(span), dtype=torch.int64),
+        *[torch.zeros(1, dtype=torch.float64)] * 2,
+        torch.zeros(1, dtype=torch.int64),
+    )
+    (gradient,) = torch.autograd.grad(batch_losses(one), cases.LONG.policy.head)
+    assert gradient.abs().max() > 1e-2

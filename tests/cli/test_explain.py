@@ -1,0 +1,88 @@
+"""`novarl explain`: the arithmetic of a run in words, with what the algorithm and the task decide filled in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from novarl import cli
+from novarl.config.describe import describe
+from novarl.config.load import load
+from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted(file for file in (ROOT / "configs").iterdir() if file.is_file())
+
+
+def test_the_arithmetic_of_a_step_and_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "task=sort steps=20 prompts_per_rollout=6 responses_per_prompt=4 updates_per_rollout=8 epochs_per_rollout=2"
+    assert cli.main(["explain", *words.split(" "), "algo=ppo_clip", "rollout.max_tokens=32", "run_dir=runs/mine"]) == 0
+    said = capsys.readouterr().out
+    assert "6 prompts x 4 responses = 24 trajectories of at most 32 tokens (768 sampled tokens at most)" in said
+    assert "8 optimiser updates in 2 epochs, 6 trajectories an update" in said
+    assert "In all: 20 steps, 480 trajectories, at most 15,360 sampled tokens, 160 optimiser updates." in said
+    assert "Writes to runs/mine: " in said
+
+
+def test_what_the_algorithm_decides_is_filled_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        cli.main(["explain", "task=sort", "algo=grpo", "kl.coef=0.04", "kl.type=loss", "responses_per_prompt=4"]) == 0
+    )
+    said = capsys.readouterr().out
+    assert "the mean of its prompt's responses, divided by their standard deviation" in said
+    assert "0.04 x KL (k3) as loss" in said and "ratios stay within [1 - 0.2, 1 + 0.2]" in said
+    assert "\n  agg: sequence\n" in said and "\n  lr: null\n" not in said and "\n  estimator: group\n" in said
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
+def test_every_shipped_configuration_is_explained(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("novarl ") and "Every key, as this run sees it:" in said
+
+
+def test_the_kind_is_the_files_or_named_or_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("kind: sft\ntask: sort\n")
+    for words, kind in (([str(file)], "sft"), (["sft", "task=sort"], "sft"), (["task=sort"], "rl")):
+        assert cli.main(["explain", *words]) == 0
+        assert capsys.readouterr().out.startswith(f"novarl {kind}: tiny learns")
+    assert cli.main(["explain", "rl", str(file)]) == 2
+
+
+def test_contradictions_with_the_algorithm_are_found_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("algo=grpo responses_per_prompt=1", "algo=nothing", "algo=dr_grpo kl.coef=0.1"):
+        assert cli.main(["explain", "task=sort", *words.split(" ")]) == 2
+    assert capsys.readouterr().err.count("\n") == 3
+
+
+def test_explain_needs_no_torch() -> None:
+    code = "import sys; from novarl.cli import main; main(['explain', 'task=sort']); print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.endswith("False\n")
+
+
+def test_other_kinds_in_words() -> None:
+    sft = describe(
+        load(SFTConfig, overrides=["data=x.jsonl", "epochs=2", "optim.warmup_steps=1", "optim.schedule=cosine"])
+    )
+    assert "tiny learns from x.jsonl" in sft and "2 times through the rows" in sft
+    assert "risen to over 1 update, then falling (cosine) to 0 of it" in sft
+    steps = describe(load(SFTConfig, overrides=["data=x.jsonl", "steps=10", "batch_size=8", "save_every=null"]))
+    assert "In all: 10 steps, 80 rows." in steps and "Saves at the end;" in steps
+    scored = describe(load(EvalConfig, overrides=["task=sort", "model=m", "eval.k=4"]))
+    assert "novarl eval: m on the task sort." in scored and "4 samples of each for pass@1 to pass@4" in scored
+    assert "m gives 2 answers of at most 256 tokens to one prompt" in describe(
+        load(SampleConfig, overrides=["model=m", "prompt=hello", "n=2"])
+    )
+
+
+def test_what_is_left_open_is_said_to_be_open() -> None:
+    said = describe(load(RLConfig, overrides=["task=sort"]))
+    assert "as many tokens as the task allows" in said and "The algorithm says how many optimiser updates" in said
+    assert "compared with what the algorithm says" in said

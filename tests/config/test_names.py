@@ -1,0 +1,261 @@
+"""Other libraries' names: every row of every table does what docs/names.md says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from novarl.config.aliases import ALIASES, CREDIT_LATER, FIXED, KL_PLACES, LATER, VALUES, Alias, Fixed
+from novarl.config.base import Config
+from novarl.config.keys import is_key, leaves, nearest
+from novarl.config.load import load
+from novarl.config.names import active, fixed
+from novarl.config.names_page import page
+from novarl.config.tree import TREES, EvalConfig, RLConfig, SampleConfig, SFTConfig
+from novarl.core.errors import NovaError
+
+PROMISED = {
+    *("prompts_per_rollout", "responses_per_prompt", "batch_size", "max_length", "max_new_tokens", "rollout.env_path"),
+    *("kl.coef", "kl.type", "kl.reward_estimator", "kl.loss_estimator", "adv.estimator", "adv.norm_var", "lamda"),
+    *("clip_range", "kl_coef", "actor.rollout.env_path", "update_per_rollout", "actor.lr", "actor.clip", "reward_fn"),
+    *("rollout.train_sampling_params.temperature", "learning_rate", "epochs", "steps_per_epoch", "rollout.max_turns"),
+    *("baseline", "adv.baseline", "ema_beta", "group_size", "brevity_penalty_scale", "model_id"),
+}
+BASE: dict[type[Config], dict[str, Any]] = {
+    RLConfig: {"data": "base", "reward": "length", "run_dir": "base", "rollout": {"env_path": "base.py"}},
+    SFTConfig: {"data": "base", "run_dir": "base"},
+    EvalConfig: {"data": "base", "reward": "length", "model": "base", "rollout": {"env_path": "base.py"}},
+    SampleConfig: {"model": "base"},
+}
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., Config]:
+    """The base of a tree with a file of changes; on a task where these speak of one."""
+
+    def load_changed(tree: type[Config], changes: dict[str, Any]) -> Config:
+        of_task = any(name.startswith(("task_options", "brevity")) for name in changes)
+        file = tmp_path / "changes.json"
+        file.write_text(json.dumps(changes | ({"task": "lexical", "data": None} if of_task else {"seed": 7})))
+        return load(tree, file, preset=BASE[tree])
+
+    return load_changed
+
+
+CASES = [(tree, alias) for tree in TREES.values() for alias in ALIASES if alias.old in active(tree)]
+
+
+@pytest.mark.parametrize(("tree", "alias"), CASES, ids=lambda case: getattr(case, "old", None) or case.kind)
+def test_an_alias_sets_the_keys_it_stands_for(tree: type[Config], alias: Alias, changed: Callable[..., Config]) -> None:
+    value = alias.convert(alias.example) if alias.convert else alias.example
+    by_alias = changed(tree, {alias.old: alias.example})
+    assert by_alias == changed(tree, dict.fromkeys(alias.new, value) | dict(alias.implies))
+    assert by_alias != changed(tree, {"task_options": {}} if "task_options" in alias.new[0] else {}), "an idle example"
+
+
+def test_every_alias_leads_somewhere_in_some_tree() -> None:
+    used = {alias.old for _, alias in CASES}
+    assert {alias.old for alias in ALIASES} == used
+    assert len({alias.old for alias in ALIASES}) == len(ALIASES)
+
+
+def test_every_promised_name_is_known() -> None:
+    known = {*leaves(RLConfig), *active(RLConfig), *fixed(RLConfig), "epochs", "steps_per_epoch"}
+    known |= {f"kl.{name}" for name in KL_PLACES}
+    assert known >= PROMISED
+    text = page()
+    assert [name for name in sorted(PROMISED) if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new"), [(key, old, new) for key, row in VALUES.items() for old, new in row.items()]
+)
+def test_another_name_of_a_value(key: str, old: str, new: Any) -> None:
+    preset = {"task": "sort", "run_dir": "runs/x"}
+    assert load(RLConfig, preset=preset, overrides=[f"{key}={old}"]) == load(RLConfig, preset=preset | {key: new})
+
+
+@pytest.mark.parametrize("row", FIXED, ids=lambda row: row.old)
+def test_a_fixed_name_changes_nothing_and_takes_nothing_else(row: Fixed) -> None:
+    plain = load(RLConfig, overrides=["task=sort"])
+    for value in row.values:
+        assert load(RLConfig, preset={"task": "sort", row.old: value}) == plain
+    other = {bool: True, str: "tie"}.get(type(row.values[0]), 0.5)
+    with pytest.raises(NovaError, match=r"cannot be"):
+        load(RLConfig, preset={"task": "sort", row.old: other})
+    with pytest.raises(NovaError, match=r"cannot be"):
+        load(RLConfig, preset={"task": "sort", row.old: not row.values[0]})
+
+
+@pytest.mark.parametrize("name", [*LATER, "critic.lr", "actor.kl.adaptive_kl.enabled"])
+def test_what_is_not_here_yet_says_when_it_arrives(name: str) -> None:
+    with pytest.raises(NovaError, match="this arrives with"):
+        load(RLConfig, overrides=["task=sort", f"{name}=1"])
+
+
+@pytest.mark.parametrize("value", CREDIT_LATER)
+def test_estimators_with_a_critic_say_when_they_arrive(value: str) -> None:
+    with pytest.raises(NovaError, match="arrives with critics"):
+        load(RLConfig, overrides=["task=sort", f"adv.estimator={value}"])
+
+
+def test_epochs_times_steps_per_epoch_is_steps() -> None:
+    assert load(RLConfig, overrides=["task=sort", "epochs=3", "steps_per_epoch=8"]).steps == 24
+    for given in (
+        ["epochs=3"],
+        ["steps_per_epoch=8"],
+        ["epochs=0", "steps_per_epoch=8"],
+        ["epochs=x", "steps_per_epoch=8"],
+    ):
+        with pytest.raises(NovaError, match=r"epoch"):
+            load(RLConfig, overrides=["task=sort", *given])
+    assert load(SFTConfig, overrides=["task=sort", "epochs=3"]).epochs == 3, "a key of its own there"
+
+
+@pytest.mark.parametrize("part", ["", "actor."])
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"kl.reward_estimator": "k3"}, ("reward", "k3")),
+        ({"kl.loss_estimator": "k2"}, ("loss", "k2")),
+        ({"kl.type": "loss", "kl.reward_estimator": "k1", "kl.loss_estimator": "k3"}, ("loss", "k3")),
+        ({"kl.type": "reward", "kl.reward_estimator": "k1", "kl.loss_estimator": "k3"}, ("reward", "k1")),
+        ({"kl.type": None, "kl.reward_estimator": "k1", "kl.loss_estimator": "k2"}, (None, None)),
+        ({"kl.type": None, "kl.reward_estimator": "k1"}, (None, None)),
+        ({"kl.reward_estimator": "k1", "kl.loss_estimator": "k2"}, (None, None)),
+    ],
+)
+def test_rl2_names_the_kl_estimator_by_its_place(part: str, given: dict[str, Any], found: tuple[Any, Any]) -> None:
+    kl = load(RLConfig, preset={"task": "sort", **{part + name: value for name, value in given.items()}}).kl
+    assert (kl.type, kl.estimator) == found
+
+
+def test_an_estimator_for_another_place_is_a_contradiction() -> None:
+    with pytest.raises(NovaError, match=r"kl.type=loss does not use it"):
+        load(RLConfig, overrides=["task=sort", "kl.type=loss", "kl.reward_estimator=k1"])
+
+
+def test_kl_coef_enters_the_loss_unless_another_place_is_named() -> None:
+    assert load(RLConfig, overrides=["task=sort", "kl_coef=0.1"]).kl.type == "loss"
+    assert load(RLConfig, overrides=["task=sort", "kl_coef=0.1", "kl.type=reward"]).kl.type == "reward"
+    assert load(RLConfig, overrides=["task=sort", "kl_coef=0"]).kl.type is None
+
+
+def test_two_names_of_one_key_must_agree_within_one_source(tmp_path: Path) -> None:
+    with pytest.raises(NovaError, match=r"kl.coef and kl_coef are two names of kl.coef and disagree"):
+        load(RLConfig, overrides=["task=sort", "kl.coef=0.1", "kl_coef=0.2"])
+    assert load(RLConfig, overrides=["task=sort", "optim.lr=0.1", "lr=0.1"]).optim.lr == 0.1
+    file = tmp_path / "c.yaml"
+    file.write_text("task: sort\nlearning_rate: 0.1\n")
+    assert load(RLConfig, file, ["optim.lr=0.2"]).optim.lr == 0.2, "a later source wins, under whichever name"
+
+
+def test_later_values_win(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("steps: 5\nreward: {a: length, b: {source: length, weight: 2}}\n")
+    config = load(
+        RLConfig, file, ["steps=6", "steps=7", "reward.b.weight=3"], preset={"task": "sort", "steps": 4, "keep": 9}
+    )
+    assert (config.task, config.steps, config.keep) == ("sort", 7, 9)
+    assert config.reward is not None and config.reward["b"].weight == 3
+    for whole in (["reward=c"], ["reward={c: x}"], ["reward={c: {source: x}}", "reward.c.weight=2"]):
+        instead = load(RLConfig, file, ["task=sort", *whole]).reward
+        assert instead is not None and list(instead) == ["c"], "a whole mapping takes the place of the earlier one"
+
+
+def test_a_whole_rl2_configuration_is_understood(tmp_path: Path) -> None:
+    file = tmp_path / "ppo.yaml"
+    file.write_text(RL2_CONFIG)
+    config = load(RLConfig, file)
+    assert (config.data, config.model, config.prompts_per_rollout, config.responses_per_prompt) == (
+        "train.jsonl",
+        "qwen",
+        8,
+        4,
+    )
+    assert (config.rollout.max_tokens, config.rollout.env_path, config.adv.estimator) == (64, "env.py", "group")
+    assert (config.optim.lr, config.optim.weight_decay, config.clip.low, config.clip.high) == (1e-6, 1e-2, 0.2, 0.2)
+    assert (config.kl.type, config.kl.estimator, config.kl.coef) == ("loss", "k2", 0.01)
+    assert (config.dynamic_sampling.enabled, config.eval.data, config.eval_every) == (True, "test.jsonl", None)
+
+
+def test_the_page_is_what_the_tables_say() -> None:
+    written = Path(__file__).parents[2] / "docs" / "names.md"
+    assert written.read_text() == page(), "python -m novarl.config.names_page > docs/names.md"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("stepz", "steps"),
+        ("lern_rate", "learning_rate"),
+        ("optim.learningrate", "learning_rate"),
+        ("rollout.maxtokens", "rollout.max_tokens"),
+        ("optmi.lr", "optim.lr"),
+        ("weight_decays", "optim.weight_decay"),
+        ("betas", "optim.betas"),
+        ("max_tokens", "micro.max_tokens or rollout.max_tokens"),
+        ("adv.normstd", "adv.norm_std"),
+        ("roll_out.stop", "rollout.stop"),
+    ],
+)
+def test_the_nearest_name_is_suggested(wrong: str, right: str) -> None:
+    with pytest.raises(NovaError) as caught:
+        load(RLConfig, overrides=["task=sort", f"{wrong}=1"])
+    assert str(caught.value) == f"command line {wrong}: unknown key (did you mean {right}?)"
+
+
+def test_nothing_is_suggested_where_nothing_is_near() -> None:
+    assert nearest("xyzzy", leaves(RLConfig)) is None
+    assert is_key("reward.anything.weight", RLConfig) and not is_key("reward.anything", SFTConfig)
+    assert "batch_size" in active(RLConfig) and "batch_size" not in active(SFTConfig)
+    assert not fixed(EvalConfig)
+
+
+RL2_CONFIG = """
+data:
+  train_data_path: train.jsonl
+  test_data_path: test.jsonl
+  prompts_per_rollout: 8
+  responses_per_prompt: 4
+actor:
+  model_name: qwen
+  gradient_checkpointing: true
+  max_length_per_device: 8192
+  update_per_rollout: 1
+  clip: 0.2
+  lr: 1e-6
+  weight_decay: 1e-2
+  max_grad_norm: 1.0
+  save_freq: null
+  tis_coef: 0.0
+  avg_level: token
+  kl:
+    coef: 0.01
+    type: loss
+    reward_estimator: k1
+    loss_estimator: k2
+  entropy:
+    coef: 0.0
+rollout:
+  apply_chat_template: true
+  train_sampling_params:
+    temperature: 1.0
+    max_new_tokens: 64
+  test_sampling_params:
+    temperature: 0.0
+  max_turns: 1
+  env_path: env.py
+  dynamic_filtering: true
+adv:
+  estimator: reinforce
+  gamma: 1.0
+  lamda: 1.0
+  norm_var: false
+trainer:
+  test_freq: null
+"""

@@ -1,0 +1,100 @@
+"""The trees: what they hold, that they are frozen, and that what they write is read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from novarl.config.base import Config
+from novarl.config.keys import keys, leaves, sections
+from novarl.config.load import fill, load, to_dict, to_yaml
+from novarl.config.tree import TREES, EvalConfig, RLConfig, SampleConfig, SFTConfig
+from novarl.core.errors import NovaError
+
+SMALLEST: dict[type[Config], list[str]] = {
+    RLConfig: ["task=sort"],
+    SFTConfig: ["task=sort"],
+    EvalConfig: ["task=sort", "model=tiny"],
+    SampleConfig: ["model=tiny"],
+}
+SCRIPTS_RELY_ON = {
+    *("task", "data", "model", "algo", "reward", "steps", "seed", "run_dir", "resume", "save_every", "eval_every"),
+    *("warmup", "threads", "device", "dtype"),
+}
+
+
+def test_the_keys_that_scripts_rely_on_are_top_level() -> None:
+    assert set(leaves(RLConfig)) >= SCRIPTS_RELY_ON
+    assert SCRIPTS_RELY_ON - {"algo", "reward", "warmup"} <= set(leaves(SFTConfig))
+
+
+@pytest.mark.parametrize("tree", TREES.values())
+def test_every_leaf_is_explained_and_its_default_is_valid(tree: type[Config]) -> None:
+    for key in keys(tree).values():
+        assert len(key.meaning) > 3, f"{key.path} says nothing of itself"
+    values = to_dict(load(tree, overrides=SMALLEST[tree]))
+    del values["kind"]
+    for path in leaves(tree):
+        found = values
+        for part in path.split("."):
+            found = found[part]
+
+
+def test_leaves_are_the_dotted_paths_and_sections_the_groups() -> None:
+    assert {"optim.lr", "rollout.max_tokens", "reward", "task_options"} <= set(leaves(RLConfig))
+    assert not sections(RLConfig) & set(leaves(RLConfig))
+    assert "optim" in sections(RLConfig) and "rollout" not in sections(SFTConfig)
+
+
+def test_a_tree_is_frozen() -> None:
+    config = load(RLConfig, overrides=["task=sort"])
+    with pytest.raises(ValidationError, match="frozen"):
+        config.seed = 1  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        config.optim.lr = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("tree", TREES.values())
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_what_is_written_is_read_back(tree: type[Config], suffix: str, tmp_path: Path) -> None:
+    odd = {"model": "1e5", "dtype": "bfloat16", "seed": 2**63 - 1}
+    more = ["rollout.stop=[no, '1', 'ü\\n']", "reward=a.py:b", "task_options.x=1e-5", "optim.lr=1e-5", "run_dir=null"]
+    config = load(tree, overrides=SMALLEST[tree] + (more if tree is RLConfig else []), preset=odd)
+    text = to_yaml(config)
+    if suffix == "json":
+        text = __import__("json").dumps(to_dict(config))
+    file = tmp_path / f"config.{suffix}"
+    file.write_text(text, encoding="utf-8")
+    assert load(tree, file) == config
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(load(SFTConfig, overrides=["task=sort"])))
+    with pytest.raises(NovaError, match=r"kind is 'sft', and this is novarl rl \(run novarl sft\)"):
+        load(RLConfig, file)
+
+
+def test_fill_puts_in_what_was_null_and_nothing_else() -> None:
+    config = load(RLConfig, overrides=["task=sort", "kl.coef=0.5", "reward=length"])
+    filled = fill(config, {"optim.lr": 0.5, "kl.type": "loss", "adv.estimator": "group"})
+    assert (filled.optim.lr, filled.kl.type, filled.kl.coef, filled.adv.estimator) == (0.5, "loss", 0.5, "group")
+    assert fill(config, {}) == config
+    with pytest.raises(NovaError, match="zero gradient"):
+        fill(config, {"kl.type": "loss", "kl.estimator": "k1"})
+
+
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("reward=length", {"length": ("length", 1.0)}),
+        ("reward=my/file.py:style", {"style": ("my/file.py:style", 1.0)}),
+        ("reward={a: length, b: {source: 'f.py:g', weight: -0.5}}", {"a": ("length", 1.0), "b": ("f.py:g", -0.5)}),
+    ],
+)
+def test_rewards_come_by_name_however_they_are_written(override: str, names: dict[str, tuple[str, float]]) -> None:
+    reward = load(RLConfig, overrides=["task=sort", override]).reward
+    assert reward is not None
+    assert {name: (spec.source, spec.weight) for name, spec in reward.items()} == names

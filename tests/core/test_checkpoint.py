@@ -1,0 +1,166 @@
+"""A checkpoint is whole or absent: whatever operation of a save is the last, the run can go on from a good one."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from novarl.core import checkpoint as module
+from novarl.core.checkpoint import Checkpoints, Disk, damage, open_checkpoint
+from novarl.core.errors import NovaError
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing may catch it."""
+
+
+class DyingDisk(Disk):
+    """Dies before operation number `at`, or in its middle where the operation writes."""
+
+    def __init__(self, at: int, *, torn: bool = False, error: type[BaseException] | Callable[[], BaseException] = Killed) -> None:
+        self.at, self.torn, self.error, self.count = at, torn, error, 0
+        self.names: list[str] = []
+
+    def _reached(self, name: str) -> bool:
+        self.names.append(name)
+        self.count += 1
+        return self.count - 1 == self.at
+
+    def write(self, path: Path, data: bytes) -> None:
+        if self._reached(f"write {path.name}"):
+            if self.torn:
+                super().write(path, data[: len(data) // 2])
+            raise self.error()
+        super().write(path, data)
+
+    def produce(self, path: Path, writer: Callable[[Path], None]) -> None:
+        if self._reached(f"produce {path.name}"):
+            if self.torn:
+                writer(path)
+                files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+                for file in files:
+                    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+            raise self.error()
+        super().produce(path, writer)
+
+    def sync(self, path: Path) -> None:
+        if self._reached(f"sync {path.name}"):
+            raise self.error()
+        super().sync(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self._reached(f"rename {target.name}"):
+            raise self.error()
+        super().rename(source, target)
+
+
+def write_model(value: int) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(bytes([value]) * 100)
+        (folder / "config.json").write_text("{}")
+
+    return write
+
+
+def state(value: int) -> dict:
+    return {"loop": {"step": value, "nan": None}, "weights": [torch.full((3,), float(value)), torch.arange(4)], "note": "é\n"}
+
+
+def save(checkpoints: Checkpoints, value: int) -> None:
+    checkpoints.save(f"step-{value:06d}", state(value), write_model(value), order=value)
+
+
+def operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    disk = DyingDisk(-1)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "DISK", disk)
+        save(Checkpoints(tmp_path / "count", keep=2), 1)
+    return disk.names
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 3)
+    found, troubles = checkpoints.find()
+    assert found is not None and found.order == 3 and troubles == []
+    loaded = found.load()
+    assert loaded["loop"] == {"step": 3, "nan": None} and loaded["note"] == "é\n"
+    assert torch.equal(loaded["weights"][0], torch.full((3,), 3.0)) and loaded["weights"][1].dtype == torch.int64
+    assert (found.model / "model.safetensors").read_bytes() == b"\x03" * 100
+
+
+def test_every_operation_of_a_save_can_be_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = operations(tmp_path, monkeypatch)
+    assert len(names) > 10 and any(name.startswith("rename") for name in names)
+    outcomes = set()
+    for torn in (False, True):
+        for at in range(len(names)):
+            folder = tmp_path / f"{torn}-{at}"
+            checkpoints = Checkpoints(folder, keep=2)
+            save(checkpoints, 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "DISK", DyingDisk(at, torn=torn))
+                with pytest.raises(Killed):
+                    save(checkpoints, 2)
+            found, _ = checkpoints.find()
+            assert found is not None and damage(found.path) is None
+            outcomes.add(found.order)
+            assert found.load()["loop"]["step"] == found.order
+            save(checkpoints, 3)  # the next save clears what was left and works
+            again, troubles = checkpoints.find()
+            assert again is not None and again.order == 3 and not list(folder.glob(".*")), troubles
+    assert outcomes == {1, 2}  # some kills come after the rename: then the new one counts
+
+
+def test_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = operations(tmp_path, monkeypatch)
+    checkpoints = Checkpoints(tmp_path / "full", keep=2)
+    save(checkpoints, 1)
+    for at in range(len(names)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "DISK", DyingDisk(at, torn=True, error=lambda: OSError(errno.ENOSPC, "No space left on device")))
+            with pytest.raises(OSError, match="No space"):
+                save(checkpoints, 2)
+        found, _ = checkpoints.find()
+        assert found is not None and found.order in (1, 2)
+
+
+def test_damage_is_seen_and_the_previous_one_is_used(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    path = tmp_path / "step-000002" / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    found, troubles = checkpoints.find()
+    assert found is not None and found.order == 1
+    assert troubles == ["step-000002: model/model.safetensors differs from its checksum"]
+    with pytest.raises(NovaError, match="damaged"):
+        open_checkpoint(tmp_path / "step-000002")
+    (tmp_path / "step-000001" / "MANIFEST").unlink()
+    assert checkpoints.find()[0] is None
+
+
+def test_other_formats_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FORMAT", 99)
+    save(Checkpoints(tmp_path, keep=1), 1)
+    monkeypatch.undo()
+    with pytest.raises(NovaError, match="format 99"):
+        open_checkpoint(tmp_path / "step-000001")
+
+
+def test_keeps_the_last_k_and_the_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for value in range(1, 6):
+        checkpoints.save(f"step-{value:06d}", state(value), write_model(value), order=value, best=value == 2)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000002", "step-000004", "step-000005"]
+    assert (tmp_path / "latest").read_text() == "step-000005" and (tmp_path / "best").read_text() == "step-000002"
+
+
+def test_unsaveable_state_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="set"):
+        Checkpoints(tmp_path, keep=1).save("x", {"a": {1, 2}}, write_model(1), order=1)

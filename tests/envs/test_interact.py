@@ -1,0 +1,100 @@
+"""RL2's `interact`, from a user's file, with the reward function of the same file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Prompt, Rollout, Sampling
+from novarl.envs.episode import run_episode
+from novarl.envs.interact import load_interact
+from novarl.rewards.compose import RewardSet
+from novarl.rewards.user_file import load
+
+CODE = """
+def interact(messages):
+    text = messages[-1]["content"]
+    print("noise")
+    if text == "hang":
+        while True: pass
+    if text == "raise":
+        raise ValueError("broken tool")
+    if text == "shape":
+        return [{"role": "wizard", "content": "x"}]
+    if text == "number":
+        return 3
+    if not text.startswith("look"):
+        return []
+    return [{"role": "tool", "content": part} for part in text.split()[1:]]
+
+def reward_fn(messages, answer):
+    return float(messages[-1]["content"] == answer) + len(messages) / 100
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "tools.py"
+    file.write_text(CODE)
+    return file
+
+
+def play(path: Path, engine: Any, prompt: Prompt, *, turns: int = 4) -> Rollout:
+    make = load_interact(str(path), time_limit=0.5)
+    sampling = Sampling(max_tokens=9)
+    episode = run_episode(
+        engine, make(), prompt, tokenizer=engine.tokenizer, sampling=sampling, group=0, index=0, max_turns=turns
+    )
+    return asyncio.run(episode)
+
+
+def test_tools_answer_until_none_is_called(path, tokenizer, scripted, ask) -> None:
+    rollout = play(path, scripted(tokenizer, "look aa bb;", "hello;"), ask(tokenizer))
+    assert [message["content"] for message in rollout.messages] == ["hi", "look aa bb", "aa", "bb", "hello"]
+    assert tokenizer.decode(rollout.sequences[0].tokens) == "u:hi;a:look aa bb;t:aa;t:bb;a:hello;"
+    assert (rollout.status, len(rollout.sequences)) == ("done", 1)
+    rewards = RewardSet({"reward": load(str(path))})
+    (scored,) = asyncio.run(rewards.score([rollout]))
+    rewards.close()
+    assert scored.reward == 1.05
+
+
+def test_a_call_in_the_last_turn_is_cut_off(path, tokenizer, scripted, ask) -> None:
+    rollout = play(path, scripted(tokenizer, "look aa;", "look bb;"), ask(tokenizer), turns=2)
+    assert (rollout.status, rollout.finish_reason, rollout.text) == ("truncated", "turns", "look bb")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("hang;", "ran past its limit of 0.5 s"),
+        ("raise;", "broken tool"),
+        ("shape;", "not a message with a role"),
+        ("number;", "returned 3, not a list of messages"),
+    ],
+)
+def test_a_failing_tool_fails_its_episode(path, tokenizer, scripted, ask, line: str, why: str) -> None:
+    rollout = play(path, scripted(tokenizer, line), ask(tokenizer))
+    assert rollout.status == "failed" and why in rollout.info["error"]
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("def reward_fn(messages, answer): return 1", "has no function 'interact'"),
+        ("def interact(): return []", "takes one argument"),
+        ("def interact(messages, tools): return []", "takes one argument"),
+        ("import nowhere_to_be_found", "ModuleNotFoundError"),
+    ],
+)
+def test_mistakes_are_said_before_training(tmp_path: Path, code: str, what: str) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(code)
+    with pytest.raises(NovaError, match=what):
+        load_interact(str(file))
+    with pytest.raises(NovaError, match="no such file"):
+        load_interact(str(tmp_path / "none.py"))

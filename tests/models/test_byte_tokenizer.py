@@ -1,0 +1,85 @@
+"""The byte tokenizer: every text round-trips, and Hugging Face reads the saved files to the same thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+import pytest
+from hypothesis import given, settings, strategies as st
+from transformers import AutoTokenizer
+
+from novarl.core.errors import NovaError
+from novarl.models.byte_tokenizer import SPECIALS, ByteTokenizer
+
+TEXTS = st.lists(st.one_of(st.text(), st.sampled_from(SPECIALS), st.just("<eos"), st.just(" \r\n\t"))).map("".join)
+CHAT = [
+    {"role": "system", "content": "Be brief.\n"},
+    {"role": "user", "content": " what is 2+2? "},
+    {"role": "assistant", "content": "4"},
+    {"role": "tool", "content": "{}"},
+]
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory):
+    directory = tmp_path_factory.mktemp("tokenizer")
+    ByteTokenizer().save_pretrained(directory)
+    return AutoTokenizer.from_pretrained(directory)
+
+
+@given(TEXTS)
+@settings(max_examples=300, deadline=None)
+def test_any_text_round_trips(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(text=TEXTS)
+@settings(max_examples=200, deadline=None)
+def test_auto_tokenizer_gives_the_same_ids(theirs, text: str) -> None:
+    assert ByteTokenizer().encode(text) == theirs.encode(text) == theirs.encode(text, add_special_tokens=False)
+
+
+@given(ids=st.lists(st.integers(0, 319)), skip=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_auto_tokenizer_gives_the_same_text(theirs, ids: list[int], skip: bool) -> None:
+    """Whatever a model may sample: broken UTF-8, special tokens, rows of the embedding that have no token."""
+    ours = ByteTokenizer().decode(ids, skip_special_tokens=skip)
+    assert ours == theirs.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("prompt", [False, True])
+def test_auto_tokenizer_gives_the_same_chat(theirs, prompt: bool) -> None:
+    ours = ByteTokenizer()
+    text = ours.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=prompt)
+    assert text == theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=prompt)
+    assert text.startswith("<|system|>Be brief.\n<eos><|user|> what is 2+2? <eos><|assistant|>4<eos>")
+    assert text.endswith("<eos><|assistant|>" if prompt else "<|tool|>{}<eos>")
+    tokens = ours.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=prompt)
+    assert tokens == dict(theirs.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=prompt))
+
+
+def test_auto_tokenizer_knows_the_special_tokens(theirs) -> None:
+    ours = ByteTokenizer()
+    assert (theirs.pad_token_id, theirs.eos_token_id, len(theirs)) == (ours.pad_token_id, ours.eos_token_id, len(ours))
+    assert ours.encode("<pad><eos>") == [ours.pad_token_id, ours.eos_token_id] == [256, 257]
+    assert ours.decode([65, 257, 66], skip_special_tokens=True) == "AB"
+
+
+def test_an_unknown_role_is_refused() -> None:
+    with pytest.raises(jinja2.TemplateError, match="unknown role usr"):
+        ByteTokenizer().apply_chat_template([{"role": "usr", "content": "x"}], tokenize=False)
+
+
+def test_a_lone_surrogate_is_refused() -> None:
+    with pytest.raises(NovaError, match="ud800"):
+        ByteTokenizer().encode("a\ud800b")
+
+
+def test_saved_files_are_recognised(tmp_path: Path) -> None:
+    ByteTokenizer().save_pretrained(tmp_path)
+    assert ByteTokenizer.wrote(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("another", encoding="utf-8")
+    assert not ByteTokenizer.wrote(tmp_path)
+    assert not ByteTokenizer.wrote(tmp_path / "missing")

@@ -1,0 +1,191 @@
+"""What is refused of other people's models, each by name, and that a lost or leaking packing is noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from novarl.core.errors import NovaError
+from novarl.models import hugging_face
+from novarl.models.attention import causal_attention
+from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.forward import packs
+from novarl.models.hugging_face import enable_packing, packing_sdpa
+from novarl.models.load import load
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "eos_token_id": 257,
+    "bos_token_id": None,
+}
+
+
+def llama(**changes: Any) -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(**{**SHAPE, "max_position_embeddings": 64, **changes})
+
+
+def write(directory: Path, config: Any, *, auto: Any = transformers.AutoModelForCausalLM) -> str:
+    torch.manual_seed(0)
+    auto.from_config(config).save_pretrained(directory)
+    ByteTokenizer().save_pretrained(directory)
+    return str(directory)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **changes}), encoding="utf-8")
+
+
+def test_all_eos_ids_and_the_context_are_read(tmp_path: Path) -> None:
+    policy = load(write(tmp_path, llama(eos_token_id=[7, 9])))
+    assert policy.eos_ids == (7, 9, 257)
+    assert policy.context == 64
+    edit(tmp_path / "generation_config.json", eos_token_id=11)
+    assert load(str(tmp_path)).eos_ids == (11, 257)
+
+
+def test_a_missing_pad_token_becomes_eos(tmp_path: Path) -> None:
+    name = write(tmp_path, llama())
+    assert load(name).tokenizer.pad_token_id == 256
+    edit(tmp_path / "tokenizer_config.json", pad_token=None)
+    assert load(name).tokenizer.pad_token_id == 257
+
+
+def test_a_missing_eos_token_is_refused(tmp_path: Path) -> None:
+    name = write(tmp_path, llama())
+    edit(tmp_path / "tokenizer_config.json", eos_token=None)
+    with pytest.raises(NovaError, match="no eos token") as raised:
+        load(name)
+    assert "tokenizer_config.json" in str(raised.value)
+
+
+def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NovaError, match="262 tokens, the model only 261"):
+        load(write(tmp_path, llama(vocab_size=261)))
+
+
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
+    """transformers would fill them with noise and warn."""
+    name = write(tmp_path, llama())
+    edit(tmp_path / "config.json", num_hidden_layers=3)
+    with pytest.raises(NovaError, match=r"tensor 'model\.layers\.2\.\S+' is missing"):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    ("config", "attribute"),
+    [
+        (transformers.Gemma2Config(**SHAPE, head_dim=8, num_key_value_heads=4), "final_logit_softcapping=30.0"),
+        (transformers.GraniteConfig(**SHAPE, logits_scaling=4.0), "logits_scaling=4.0"),
+        (transformers.CohereConfig(**SHAPE), "logit_scale=0.0625"),
+    ],
+    ids=["gemma2", "granite", "cohere"],
+)
+def test_logits_changed_after_the_head_are_refused_by_name(tmp_path: Path, config: Any, attribute: str) -> None:
+    with pytest.raises(NovaError) as raised:
+        load(write(tmp_path, config))
+    assert config.model_type in raised.value.what
+    assert attribute in raised.value.what
+
+
+def test_logits_changed_under_an_unknown_name_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hugging_face, "LOGIT_TRANSFORMS", {})
+    with pytest.raises(NovaError, match="granite are not its last hidden states times its head"):
+        load(write(tmp_path, transformers.GraniteConfig(**SHAPE, logits_scaling=4.0)))
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    config = transformers.BertConfig(**{**SHAPE, "bos_token_id": 0})
+    with pytest.raises(NovaError, match="bert lets tokens see their future"):
+        load(write(tmp_path, config))
+
+
+def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    config = transformers.T5Config(vocab_size=320, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=2)
+    with pytest.raises(NovaError, match="no causal language model could be loaded"):
+        load(write(tmp_path, config, auto=transformers.AutoModelForSeq2SeqLM))
+
+
+def test_dropout_and_router_jitter_are_off_even_in_training_mode(tmp_path: Path) -> None:
+    config = transformers.MixtralConfig(
+        **SHAPE, num_key_value_heads=4, num_local_experts=2, attention_dropout=0.5, router_jitter_noise=0.5
+    )
+    model = load(write(tmp_path, config)).model
+    assert not model.training
+    model.train()
+    ids = torch.arange(20)[None]
+    assert torch.equal(model(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("sliding_window", 8), ("softcap", 50.0), ("s_aux", torch.ones(4)), ("position_bias", torch.ones(1)),
+     ("dropout", 0.1), ("never_heard_of", 1)],
+)  # fmt: skip
+def test_packed_attention_refuses_by_name_what_it_does_not_implement(argument: str, value: object) -> None:
+    query = torch.randn(1, 4, 6, 8)
+    module = torch.nn.Module()
+    mixed, _ = packing_sdpa(module, query, query, query, None, sequence_lengths=(4, 2), position_ids=None)
+    assert mixed.shape == (1, 6, 4, 8)
+    arguments = {argument: value}
+    with pytest.raises(NovaError, match=f"packed attention does not implement {argument}, which Module asks for"):
+        packing_sdpa(module, query, query, query, None, sequence_lengths=(4, 2), **arguments)
+    module.is_causal = False
+    with pytest.raises(NovaError, match="is_causal=False"):
+        packing_sdpa(module, query, query, query, None, sequence_lengths=(4, 2))
+
+
+def test_what_the_configuration_hides_the_attention_call_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hugging_face, "packing_obstacle", lambda config: None)
+    config = transformers.MistralConfig(**SHAPE, num_key_value_heads=4, sliding_window=6)
+    policy = load(write(tmp_path, config))
+    assert not packs(policy.model)
+    assert policy.padded_because is not None
+    assert "packed attention does not implement sliding_window" in policy.padded_because
+
+
+def test_lost_lengths_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family that does not pass keywords on to its attention would attend across sequences."""
+    forward = transformers.models.llama.modeling_llama.LlamaAttention.forward
+
+    def forgetful(self: Any, *args: Any, sequence_lengths: object = None, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaAttention, "forward", forgetful)
+    policy = load(write(tmp_path, llama()))
+    assert not packs(policy.model)
+    assert policy.padded_because == "LlamaAttention does not pass the lengths of packed sequences on"
+
+
+def test_packing_that_leaks_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaking(query: Any, key: Any, value: Any, lengths: object, *, scale: float | None) -> torch.Tensor:
+        return causal_attention(query, key, value, scale=scale)
+
+    monkeypatch.setattr(hugging_face, "packed_attention", leaking)
+    policy = load(write(tmp_path, llama()))
+    assert policy.padded_because is not None
+    assert policy.padded_because.startswith("packing changes its hidden states by")
+    assert not packs(policy.model)
+    monkeypatch.undo()
+    assert enable_packing(policy.model) is None
+    assert packs(policy.model)
+
+
+def test_generate_still_works_with_left_padding(tmp_path: Path) -> None:
+    """Outside of packed calls the model is transformers' own, masks included."""
+    policy = load(write(tmp_path, llama(initializer_range=0.3)))
+    assert packs(policy.model)
+    alone = policy.model.generate(torch.tensor([[5, 6]]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+    padded, mask = torch.tensor([[256, 256, 5, 6], [1, 2, 3, 4]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    both = policy.model.generate(
+        padded, attention_mask=mask, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=256
+    )
+    assert torch.equal(both[0, 2:], alone[0])

@@ -1,0 +1,92 @@
+"""The last page of a run: the promised lines, honest bars, advice that fits how the run ended."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from novarl.observe.summary import next_steps, render_summary
+
+FULL: dict[str, Any] = {
+    "status": "done",
+    "command": "rl",
+    "task": "sort",
+    "algo": "dr_grpo",
+    "seconds": 95.234,
+    "steps": 24,
+    "rows": {"read": 7473, "used": 7470, "truncated": 0, "refused": 0},
+    "before": {"score": 0.05, "interval": [0.034, 0.073], "n": 500},
+    "after": {"score": 0.982, "interval": [0.966, 0.991], "n": 500},
+    "paths": {
+        "run_dir": "runs/x",
+        "logs": "runs/x/logs/train.jsonl",
+        "tensorboard": "runs/x/tb",
+        "checkpoints": "runs/x/checkpoints",
+        "model": "runs/x/checkpoints/latest/model",
+    },
+}
+
+PAGE = """\
+Training completed successfully!
+
+  before   0.050  [0.034, 0.073]  █▎░░░░░░░░░░░░░░░░░░░░░░  n=500
+  after    0.982  [0.966, 0.991]  ███████████████████████▋  n=500
+  gain    +0.932
+
+Total time: 95.23 seconds
+Total steps: 24
+Rows: 7,473 read, 7,470 used, 0 truncated, 0 refused
+Output directory: runs/x
+Logs: runs/x/logs/train.jsonl
+TensorBoard: runs/x/tb
+Checkpoints: runs/x/checkpoints
+Model: runs/x/checkpoints/latest/model
+
+What to try next:
+  novarl sample model=runs/x/checkpoints/latest/model
+      talk to the model
+  novarl rl task=sort algo=grpo seed=1
+      another algorithm, or only another seed, to compare
+  tensorboard --logdir runs/x/tb
+      every metric as a curve in the browser
+"""
+
+
+def test_the_page() -> None:
+    assert render_summary(FULL) == PAGE
+    assert max(map(len, PAGE.splitlines())) <= 80
+
+
+def test_what_is_missing_is_left_out() -> None:
+    page = render_summary({})
+    assert page.startswith("Training completed successfully!\n\nWhat to try next:") or "before" not in page
+    assert "Total" not in page
+    assert "None" not in page
+
+
+@pytest.mark.parametrize(("score", "bar"), [(0.0, "░" * 24), (1.0, "█" * 24), (0.5, "█" * 12 + "░" * 12)])
+def test_bars(score: float, bar: str) -> None:
+    page = render_summary({"after": {"score": score, "interval": [score, score], "n": 2}})
+    assert f"  {bar}  n=2\n" in page
+
+
+@pytest.mark.parametrize("interval", [None, [-math.inf, math.inf]])
+def test_a_score_that_is_no_share_has_no_bar_and_an_unknown_interval_is_not_shown(interval: object) -> None:
+    page = render_summary({"after": {"score": 12.5, "interval": interval, "n": 1}})
+    assert "  after   12.500  n=1\n" in page
+
+
+def commands(**changes: Any) -> list[str]:
+    return [command for command, _ in next_steps({**FULL, **changes})]
+
+
+def test_advice_fits_how_the_run_ended() -> None:
+    noise = {"score": 0.06, "interval": [0.04, 0.08], "n": 500}
+    assert commands(status="stopped")[0] == "novarl rl … run_dir=runs/x resume=auto"
+    assert "stopped before its end" in render_summary({**FULL, "status": "stopped"})
+    assert commands(after=noise)[0] == "novarl rl task=sort steps=48"
+    assert "runs/x/events.jsonl" in commands(rows={"read": 9, "refused": 1})[0]
+    assert "novarl rl task=sort model=runs/x/checkpoints/latest/model" in commands(command="sft")
+    assert "novarl rl task=sort algo=rloo seed=1" in commands(algo="grpo")

@@ -1,6 +1,6 @@
 """The command line with a disk that kills the process (SIGKILL, no clean-up) at one chosen operation of a save.
 
-    python -m benchmarks.dying AT WORDS...      dies in the middle of operation AT of all saves of the run, counted from 0
+python -m benchmarks.dying AT WORDS...      dies in the middle of operation AT of all saves of the run, counted from 0
 """
 
 from __future__ import annotations

@@ -22,10 +22,24 @@ from typing import Any
 
 from benchmarks import report
 
-RUN = (
-    "rl task=sort model=tiny warmup=12 steps=6 prompts_per_rollout=4 responses_per_prompt=4 updates_per_rollout=2 "
-    "save_every=1 eval_every=3 eval.n=20 kl.type=loss kl.coef=0.01 log.rollouts_every=2 log.console=false threads=1"
-).split()
+RUN = [
+    "rl",
+    "task=sort",
+    "model=tiny",
+    "warmup=12",
+    "steps=6",
+    "prompts_per_rollout=4",
+    "responses_per_prompt=4",
+    "updates_per_rollout=2",
+    "save_every=1",
+    "eval_every=3",
+    "eval.n=20",
+    "kl.type=loss",
+    "kl.coef=0.01",
+    "log.rollouts_every=2",
+    "log.console=false",
+    "threads=1",
+]
 """A warm-up and an RL phase with a reference model, two updates a step, checkpoints, evaluations and rollout logs."""
 
 
@@ -50,9 +64,15 @@ def traces(run_dir: Path) -> tuple[list[Any], dict[str, str]]:
     """Metrics without the clocks, and the digest of every tensor file of the last checkpoint."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     metrics = [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
-    last = run_dir / "checkpoints" / (run_dir / "checkpoints" / "latest").read_text().strip()
-    files = {file.relative_to(last).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in last.rglob("*.safetensors")}
-    files |= {f"rollouts/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in (run_dir / "rollouts").iterdir()}
+    last = (run_dir / "checkpoints" / "latest").resolve()
+    files = {
+        file.relative_to(last).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in last.rglob("*.safetensors")
+    }
+    files |= {
+        f"rollouts/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in (run_dir / "rollouts").iterdir()
+    }
     return metrics, files
 
 
@@ -74,7 +94,9 @@ class Trial:
                 process.kill()
         process.wait()
         killed = process.returncode == -9
-        updates = len((run_dir / "metrics.jsonl").read_text().splitlines()) if (run_dir / "metrics.jsonl").exists() else 0
+        updates = (
+            len((run_dir / "metrics.jsonl").read_text().splitlines()) if (run_dir / "metrics.jsonl").exists() else 0
+        )
         said = finish(run_dir)
         equal = traces(run_dir) == reference
         shutil.rmtree(run_dir)
@@ -85,18 +107,26 @@ class Trial:
 def count_operations(scratch: Path) -> tuple[int, int]:
     """(operations of all saves, operations of one save) of an undisturbed run."""
     script = (
-        "import sys; from benchmarks.dying import DyingDisk, checkpoint, cli; disk = DyingDisk(-2); checkpoint.DISK = disk; "
+        "import sys; from benchmarks.dying import DyingDisk, checkpoint, cli; disk = DyingDisk(-2); "
+        "checkpoint.DISK = disk; "
         "code = cli.main(sys.argv[1:]); print(disk.count + 1); sys.exit(code)"
     )
     words = [sys.executable, "-c", script, *RUN, f"run_dir={scratch / 'counted'}"]
     total = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1])
-    one = subprocess.run([*words[:-1], f"run_dir={scratch / 'one'}", "steps=1", "warmup=0", "save_every=null"], capture_output=True, text=True, check=True)
+    one = subprocess.run(
+        [*words[:-1], f"run_dir={scratch / 'one'}", "steps=1", "warmup=0", "save_every=null"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return total, int(one.stdout.split()[-1])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--instants", type=int, default=25, help="kills at random instants, a third of them inside a save")
+    parser.add_argument(
+        "--instants", type=int, default=25, help="kills at random instants, a third of them inside a save"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
@@ -118,7 +148,10 @@ def main() -> int:
         total, one = count_operations(scratch)
         inside = max(5, arguments.instants // 3)
         trials = [Trial(f"save-{index}", operation=rng.randrange(total)) for index in range(inside)]
-        trials += [Trial(f"instant-{index}", after=rng.uniform(0.3, 1.0) * seconds) for index in range(arguments.instants - inside)]
+        trials += [
+            Trial(f"instant-{index}", after=rng.uniform(0.3, 1.0) * seconds)
+            for index in range(arguments.instants - inside)
+        ]
         middle = total // 2 // one * one
         every = [Trial(f"operation-{index}", operation=middle + index) for index in range(one)]
         with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -129,15 +162,31 @@ def main() -> int:
     equal, fine = sum(r["equal"] for r in random_ones), sum(r["equal"] for r in of_one_save)
     print(f"{equal}/{len(random_ones)}")
     body = (
-        f"A run of {len(reference[0])} updates (`novarl {' '.join(RUN)}`) is killed with SIGKILL and resumed with `resume=auto`; metrics "
-        "without the clocks, rollout logs and every tensor of the last checkpoint are compared, bit for bit, with the run that was "
+        f"A run of {len(reference[0])} updates (`novarl {' '.join(RUN)}`) is killed with SIGKILL and resumed with "
+        "`resume=auto`; metrics without the clocks, rollout logs and every tensor of the last checkpoint are compared, bit "
+        "for bit, with the run that was "
         "never stopped.\n\n"
         + report.table(
             ["kill", "trials", "killed before the end", "bit-identical"],
             [
-                ["at a random instant", len(random_ones) - inside, sum(r["killed"] for r in random_ones[inside:]), sum(r["equal"] for r in random_ones[inside:])],
-                ["at a random write, fsync or rename of a save", inside, sum(r["killed"] for r in random_ones[:inside]), sum(r["equal"] for r in random_ones[:inside])],
-                ["at each write, fsync and rename of one save", len(of_one_save), sum(r["killed"] for r in of_one_save), fine],
+                [
+                    "at a random instant",
+                    len(random_ones) - inside,
+                    sum(r["killed"] for r in random_ones[inside:]),
+                    sum(r["equal"] for r in random_ones[inside:]),
+                ],
+                [
+                    "at a random write, fsync or rename of a save",
+                    inside,
+                    sum(r["killed"] for r in random_ones[:inside]),
+                    sum(r["equal"] for r in random_ones[:inside]),
+                ],
+                [
+                    "at each write, fsync and rename of one save",
+                    len(of_one_save),
+                    sum(r["killed"] for r in of_one_save),
+                    fine,
+                ],
             ],
         )
         + f"\n\n{equal}/{len(random_ones)} at random, {fine}/{len(of_one_save)} at each operation."

@@ -1,4 +1,4 @@
-"""Results that say what they are: every file in docs/results is written here, with its command, its machine and its JSON."""
+"""Results that say what they are: every file in docs/results is written here, with command, machine and JSON."""
 
 from __future__ import annotations
 
@@ -42,10 +42,13 @@ def machine() -> dict[str, Any]:
 def write(name: str, title: str, body: str, data: Mapping[str, Any]) -> Path:
     """Write docs/results/<name>.md and .json, and print the former."""
     about = machine()
-    command = shlex.join(["python", *(os.path.relpath(word, ROOT) if word.startswith("/") else word for word in sys.argv)])
+    command = shlex.join(
+        ["python", *(os.path.relpath(word, ROOT) if word.startswith("/") else word for word in sys.argv)]
+    )
     text = (
         f"# {title}\n\n{body.strip()}\n\n"
-        f"Written by `{command}` on {date.today()}: {about['processor']}, {about['cores']} cores, {about['threads']} threads, "
+        f"Written by `{command}` on {date.today()}: {about['processor']}, {about['cores']} cores, "
+        f"{about['threads']} threads, "
         f"Python {about['python']}, torch {about['torch']}.\n"
     )
     RESULTS.mkdir(parents=True, exist_ok=True)

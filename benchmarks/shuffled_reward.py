@@ -1,4 +1,4 @@
-"""The verifier's rewards of `task=sort`, dealt out again at random within each batch: right on average, and no teacher."""
+"""The verifier's rewards of `task=sort`, dealt out again at random within each batch: right on average, no teacher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 ROUNDS = random.Random(0)
 
 
-def reward_func(prompts, completions, answer, **columns):  # noqa: ANN001, ANN201 (the form of TRL's reward functions)
+def reward_func(prompts, completions, answer, **columns):
     """1.0 for as many completions as are right, given to completions drawn at random."""
     texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
     rewards = [float(text.strip() == right) for text, right in zip(texts, answer, strict=True)]

@@ -29,7 +29,8 @@ def main() -> int:
                 data.append({"arm": arm, "seed": seed, "met": fine, **found})
                 print(*rows[-1])
     body = (
-        "Greedy accuracy on 500 held-out rows of `task=sort` before and after the RL phase. Goal with the verifier: a rise of "
+        "Greedy accuracy on 500 held-out rows of `task=sort` before and after the RL phase. Goal with the "
+        "verifier: a rise of "
         "at least 0.60. Goal with the same rewards shuffled across the batch: a change of at most 0.05.\n\n"
         + report.table(["reward", "seed", "before", "after", "change", "seconds", "goal met"], rows)
     )

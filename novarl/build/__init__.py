@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def run_rl(config: RLConfig) -> dict[str, Any]:
-    """Reinforcement learning; returns what summary.json holds. KeyboardInterrupt once Ctrl-C was obeyed and all is saved."""
+    """Reinforcement learning; returns what summary.json holds. KeyboardInterrupt after Ctrl-C, once all is saved."""
     from novarl.build import rl
 
     return _unless_stopped(rl.run_rl(config))

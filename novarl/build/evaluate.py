@@ -45,6 +45,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         tokenizer=policy.tokenizer,
         sampling=replace(sampling, temperature=0.0),
         max_turns=config.rollout.max_turns,
+        context=policy.context,
         apply_chat_template=config.apply_chat_template,
         samples=1,
         seed=config.seed,

@@ -30,7 +30,9 @@ class Judge:
     k: int
 
     def __call__(self) -> Evaluation:
-        return evaluate(self.prompts, self._sample, self.score, ranks=self.ranks, k=self.k, temperature=self.sampling.temperature)
+        return evaluate(
+            self.prompts, self._sample, self.score, ranks=self.ranks, k=self.k, temperature=self.sampling.temperature
+        )
 
     def score(self, rollouts: list[Rollout]) -> list[Scored]:
         return asyncio.run(self.rewards.score(rollouts))

@@ -12,7 +12,7 @@ from novarl.distributed.ranks import Ranks
 
 
 def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ranks]:
-    """Settle the device, the number of threads and torch's own generator; join the other processes of torchrun, if any."""
+    """Settle the device, the number of threads and torch's own generator; join torchrun's other processes, if any."""
     torch.manual_seed(derive(seed, "torch"))
     torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS", "2")))
     chosen = pick_device(device)
@@ -28,7 +28,12 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     kind = name.split(":")[0]
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "xpu": torch.xpu.is_available()}
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "xpu": torch.xpu.is_available(),
+    }
     if not available.get(kind, False):
         raise NovaError("this machine has no such device", where=f"device={name}", fix="use device=auto or device=cpu")
     return torch.device(name)

@@ -5,7 +5,9 @@ This module loads no torch, so `novarl explain` answers at once.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from novarl.algos.named import ALGORITHMS, Algorithm
@@ -13,11 +15,10 @@ from novarl.config.tree import BUILT_IN_MODELS, RLConfig, SFTConfig
 from novarl.core.errors import NovaError
 from novarl.tasks.registry import Task, find_task
 
-FRESH_LR = 1e-3
-"""Learning rate of a built-in model: about 1M or 6M parameters learn at rates that would ruin a large model."""
-PRETRAINED_LR = 1e-6
-"""Learning rate of reinforcement learning on any other model."""
-PRETRAINED_SFT_LR = 1e-5
+SMALL_WIDTH = 512
+"""A model this wide or narrower (the built-in ones are 128 and 256) learns at rates that would ruin a large one."""
+SMALL_RL_LR, LARGE_RL_LR = 3e-4, 1e-6
+SMALL_SFT_LR, LARGE_SFT_LR = 1e-3, 1e-5
 DATA_MAX_TOKENS = 256
 """The longest answer for a data file, where nobody says how long answers are."""
 
@@ -71,12 +72,29 @@ def resolve_rl(config: RLConfig) -> RLPlan:
         algorithm=replace(algorithm, updates_per_rollout=updates),
         task=task,
         warmup=warmup,
-        lr=config.optim.lr or (task.rl_lr if task and fresh else FRESH_LR if fresh else PRETRAINED_LR),
+        lr=config.optim.lr or _rl_rate(config.model, task),
         max_tokens=config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS),
         ema_beta=config.adv.ema_beta,
         whiten=config.adv.whiten,
         correction_max=config.correction.tis_max,
     )
+
+
+def _rl_rate(model: str, task: Task | None) -> float:
+    if not is_small(model):
+        return LARGE_RL_LR
+    return task.rl_lr if task else SMALL_RL_LR
+
+
+def is_small(model: str) -> bool:
+    """Whether a model is of the built-in ones' size: one of them, or a directory whose config.json says so."""
+    if model in BUILT_IN_MODELS:
+        return True
+    try:
+        width = json.loads((Path(model) / "config.json").read_text()).get("hidden_size")
+    except (OSError, ValueError):
+        return False
+    return isinstance(width, int) and width <= SMALL_WIDTH
 
 
 def merge(row: Algorithm, config: RLConfig) -> Algorithm:
@@ -89,7 +107,9 @@ def merge(row: Algorithm, config: RLConfig) -> Algorithm:
         changes["norm_std"] = adv.norm_std
     if config.clip.low is not None or config.clip.high is not None:
         if row.surrogate == "reinforce" and (config.updates_per_rollout or row.updates_per_rollout) == 1:
-            raise NovaError(f"algo={row.name} has no ratio to clip", where="clip", fix="use algo=ppo_clip, grpo or dapo")
+            raise NovaError(
+                f"algo={row.name} has no ratio to clip", where="clip", fix="use algo=ppo_clip, grpo or dapo"
+            )
         changes |= {"surrogate": "ppo_clip", "clip_low": config.clip.low or row.clip_low or 0.2}
         changes["clip_high"] = config.clip.high or row.clip_high or changes["clip_low"]
     if config.entropy.coef is not None:
@@ -114,8 +134,12 @@ def _merge_kl(row: Algorithm, config: RLConfig) -> dict[str, Any]:
             where="kl.type",
             fix="add kl.type=loss, reward or advantage",
         )
-    if config.kl.type is not None and not coef:
-        raise NovaError(f"kl.type={kind} with coefficient 0 does nothing", where="kl.coef", fix="set kl.coef above 0, or leave kl.type out")
+    if config.kl.type is not None and config.kl.coef is None and not coef:
+        raise NovaError(
+            f"kl.type={kind} with coefficient 0 does nothing",
+            where="kl.coef",
+            fix="set kl.coef above 0, or leave kl.type out",
+        )
     same_place = kind == row.kl_type
     estimator = config.kl.estimator or (row.kl_estimator if same_place else "k2" if kind == "loss" else "k1")
     return {"kl_type": kind, "kl_coef": coef, "kl_estimator": estimator}
@@ -125,16 +149,28 @@ def _check(merged: Algorithm, config: RLConfig) -> None:
     alone = config.responses_per_prompt == 1
     if alone and merged.estimator in ("group", "leave_one_out"):
         raise NovaError(
-            f"algo={merged.name} compares the answers to one prompt, and responses_per_prompt=1 leaves nothing to compare",
+            f"algo={merged.name} compares the answers to one prompt, and with one answer there is nothing to compare",
             where="responses_per_prompt",
             fix="use 2 or more, or algo=reinforce adv.estimator=mean",
         )
+    if merged.estimator != "ema" and config.adv.ema_beta != 0.9:
+        raise NovaError(
+            f"adv.estimator={merged.estimator} keeps no moving average",
+            where="adv.ema_beta",
+            fix="use adv.estimator=ema",
+        )
     if merged.estimator != "group" and merged.norm_std:
-        raise NovaError(f"adv.estimator={merged.estimator} has no group whose deviation to divide by", where="adv.norm_std")
+        raise NovaError(
+            f"adv.estimator={merged.estimator} has no group whose deviation to divide by", where="adv.norm_std"
+        )
     if alone and merged.dynamic_sampling:
-        raise NovaError("with one answer a prompt no group varies, and all would be dropped", where="dynamic_sampling.enabled")
+        raise NovaError(
+            "with one answer a prompt no group varies, and all would be dropped", where="dynamic_sampling.enabled"
+        )
     if merged.kl_type == "loss" and merged.kl_estimator == "k1":
-        raise NovaError("k1 as a loss has zero gradient on average", where="kl.estimator", fix="use k2 or k3, or kl.type=reward")
+        raise NovaError(
+            "k1 as a loss has zero gradient on average", where="kl.estimator", fix="use k2 or k3, or kl.type=reward"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +184,4 @@ class SFTPlan:
 def resolve_sft(config: SFTConfig) -> SFTPlan:
     """The task and the learning rate."""
     task = find_task(config.task, dict(config.task_options)) if config.task else None
-    fresh = config.model in BUILT_IN_MODELS
-    return SFTPlan(task, config.optim.lr or (FRESH_LR if fresh else PRETRAINED_SFT_LR))
+    return SFTPlan(task, config.optim.lr or (SMALL_SFT_LR if is_small(config.model) else LARGE_SFT_LR))

@@ -20,7 +20,9 @@ def build_rewards(config: RLConfig | EvalConfig, task: Task | None) -> RewardSet
         found = {name: find_reward(spec.source, time_limit=limit) for name, spec in config.reward.items()}
         return RewardSet(found, {name: spec.weight for name, spec in config.reward.items()}, time_limit=limit)
     if config.rollout.env_path is not None:
-        return RewardSet({"reward": find_reward(f"{config.rollout.env_path}:reward_fn", time_limit=limit)}, time_limit=limit)
+        return RewardSet(
+            {"reward": find_reward(f"{config.rollout.env_path}:reward_fn", time_limit=limit)}, time_limit=limit
+        )
     assert task is not None
     return RewardSet(task.rewards(), task.weights, time_limit=limit)
 

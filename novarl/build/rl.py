@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -113,13 +112,16 @@ def compose(
     rewards = build_rewards(config, plan.task)
     rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
     engine = local_engine(policy, max_batch=config.rollout.max_batch)
-    sampling = Sampling(temperature=config.rollout.temperature, max_tokens=plan.max_tokens, stop=tuple(config.rollout.stop))
+    sampling = Sampling(
+        temperature=config.rollout.temperature, max_tokens=plan.max_tokens, stop=tuple(config.rollout.stop)
+    )
     sampler = Sampler(
         engine=engine,
         env=build_env(config),
         tokenizer=policy.tokenizer,
         sampling=sampling,
         max_turns=config.rollout.max_turns,
+        context=policy.context,
         apply_chat_template=config.apply_chat_template,
         samples=config.responses_per_prompt,
         seed=config.seed,
@@ -182,9 +184,16 @@ def _begin(run: Online) -> None:
     }
     session.begin(run.opened, run.state, manifest, to_yaml(config))
     if run.ranks.rank == 0:
-        session.bus.sinks += open_sinks(session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard)
+        session.bus.sinks += open_sinks(
+            session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
+        )
     session.bus.event(
-        "start", run_dir=str(session.rundir.path), device=str(run.scorer.device), seed=config.seed, model=config.model, algo=config.algo
+        "start",
+        run_dir=str(session.rundir.path),
+        device=str(run.scorer.device),
+        seed=config.seed,
+        model=config.model,
+        algo=config.algo,
     )
     for trouble in run.opened.troubles:
         session.bus.event("alert", message=f"resuming from an earlier checkpoint: {trouble}")
@@ -234,7 +243,7 @@ def _drive(run: Online) -> dict[str, Any]:
 
 
 def _warm_up(run: Online) -> None:
-    """Supervised steps on the task's demonstrations: a built-in model starts from noise, and there is no reward in noise."""
+    """Supervised steps on the task's demonstrations: a built-in model starts from noise, where no reward is found."""
     if run.plan.warmup == 0 or run.plan.task is None:
         return
     session, state, task = run.session, LoopState(), run.plan.task
@@ -246,7 +255,11 @@ def _warm_up(run: Online) -> None:
     )
     settings = optim_settings(run.config.optim, lr=task.warmup_lr, total=run.plan.warmup)
     learner = SupervisedLearner(
-        run.policy.model, replace(run.scorer, temperature=1.0), optim=settings, ranks=run.ranks, budget=run.config.micro.max_tokens
+        run.policy.model,
+        replace(run.scorer, temperature=1.0),
+        optim=settings,
+        ranks=run.ranks,
+        budget=run.config.micro.max_tokens,
     )
     if run.state is not None:
         state.load_state_dict(run.state["loop"])
@@ -319,7 +332,11 @@ def online_stages(run: Online) -> tuple[PolicyLearner, Stages]:
         publish=partial(run.engine.publish, None),
         check=partial(_check_agreement, run),
         keep=partial(_keep, run),
-        admission=Admission(varied=row.dynamic_sampling, max_refills=config.dynamic_sampling.max_refills, needs_twin=row.estimator == "scst"),
+        admission=Admission(
+            varied=row.dynamic_sampling,
+            max_refills=config.dynamic_sampling.max_refills,
+            needs_twin=row.estimator == "scst",
+        ),
         ranks=run.ranks,
         bus=run.session.bus,
         prompts_per_rollout=config.prompts_per_rollout,
@@ -355,11 +372,15 @@ def _check_agreement(run: Online, batch: Batch, rollouts: Sequence[Rollout]) -> 
     limit = run.config.max_length or run.policy.context - run.plan.max_tokens
 
     def render(prompt: Prompt) -> tuple[int, ...]:
-        return render_prompt(run.policy.tokenizer, prompt.messages, apply_chat_template=run.config.apply_chat_template)[-limit:]
+        return render_prompt(run.policy.tokenizer, prompt.messages, apply_chat_template=run.config.apply_chat_template)[
+            -limit:
+        ]
 
     found = Agreement(
         model=run.policy.model,
-        logprobs=lambda batch, temperature: replace(run.scorer, temperature=temperature).logprobs(batch, run.ranks, run.config.micro.max_tokens),
+        logprobs=lambda batch, temperature: replace(run.scorer, temperature=temperature).logprobs(
+            batch, run.ranks, run.config.micro.max_tokens
+        ),
         render=render,
         temperature=run.scorer.temperature,
         sampling_temperature=run.sampler.sampling.temperature,
@@ -379,7 +400,9 @@ def _keep(run: Online, step: int, scored: Sequence[Scored], pending: Pending) ->
         if item.reward is None:
             bus.event("failed_rollout", prompt=item.rollout.prompt.id, index=item.rollout.index, error=item.error)
     if log.rollouts_every and (step % log.rollouts_every == 0 or step == 1):
-        write_rollouts(run.session.rundir.path / "rollouts", step, scored, pending.batch, pending.scores, pending.credit)
+        write_rollouts(
+            run.session.rundir.path / "rollouts", step, scored, pending.batch, pending.scores, pending.credit
+        )
     if log.samples_every and (step % log.samples_every == 0 or step == 1):
         shown = next((item for item in scored if item.reward is not None), None)
         if shown is not None:

@@ -41,7 +41,10 @@ class Rows(Generic[T]):
 
 def raw(rows: Iterable[Mapping[str, Any]]) -> list[RawRow]:
     """A task's rows as if read from a file; a row's own id is its place."""
-    return [RawRow(index, str(row["id"]), {key: value for key, value in row.items() if key != "id"}) for index, row in enumerate(rows)]
+    return [
+        RawRow(index, str(row["id"]), {key: value for key, value in row.items() if key != "id"})
+        for index, row in enumerate(rows)
+    ]
 
 
 def set_aside(items: list[T], most: int) -> tuple[list[T], list[T]]:
@@ -72,7 +75,11 @@ def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *,
         "max_bad_rows": config.max_bad_rows,
         "report": bad.append,
     }
-    keys = {"messages_key": config.messages_key, "prompt_key": config.prompt_key, "answer_key": config.answer_key}
+    keys: dict[str, Any] = {
+        "messages_key": config.messages_key,
+        "prompt_key": config.prompt_key,
+        "answer_key": config.answer_key,
+    }
     if task is not None:
         train, counts = load_rl(raw(task.rows("train", seed=0)), **options)
         held_out, _ = load_rl(raw(task.rows("held_out", seed=0)[: config.eval.n]), **options)
@@ -98,7 +105,11 @@ def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[Seque
         "max_bad_rows": config.max_bad_rows,
         "report": bad.append,
     }
-    keys = {"messages_key": config.messages_key, "prompt_key": config.prompt_key, "completion_key": config.completion_key}
+    keys: dict[str, Any] = {
+        "messages_key": config.messages_key,
+        "prompt_key": config.prompt_key,
+        "completion_key": config.completion_key,
+    }
     if task is not None:
         sequences, counts = load_sft(raw(demonstrations(task)), **options)
         return Rows(sequences, [], counts, bad)
@@ -112,5 +123,6 @@ def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[Seque
 
 def demonstrations(task: Task) -> list[dict[str, Any]]:
     """A task's demonstrations as rows with ids."""
-    return [{"id": f"{task.name}/demonstration/{index}", **row} for index, row in enumerate(task.demonstrations(seed=0))]
-
+    return [
+        {"id": f"{task.name}/demonstration/{index}", **row} for index, row in enumerate(task.demonstrations(seed=0))
+    ]

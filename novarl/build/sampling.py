@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from novarl.core.seeds import derive
-from novarl.core.types import Engine, Env, Prompt, Rollout, Sampling, Tokenizer
+from novarl.core.types import Engine, Env, Prompt, Role, Rollout, Sampling, Tokenizer
 from novarl.engines.local import LocalEngine
 from novarl.envs.episode import run_episode
 from novarl.models.load import Policy
@@ -28,14 +28,15 @@ def local_engine(policy: Policy, *, max_batch: int = 64) -> LocalEngine:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Runs episodes. The random stream of each belongs to (seed, purpose, step, prompt, sample), so neither the ranks nor
-    the other requests change what it says."""
+    """Runs episodes. The random stream of each belongs to (seed, purpose, step, prompt, sample), so neither the ranks
+    nor the other requests change what it says."""
 
     engine: Engine
     env: Callable[[], Env]
     tokenizer: Tokenizer
     sampling: Sampling
     max_turns: int
+    context: int
     apply_chat_template: bool
     samples: int
     seed: int
@@ -44,7 +45,9 @@ class Sampler:
     def train(self, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Rollout]:
         """`samples` rollouts of every (group, prompt), and its greedy one where a baseline needs it."""
         sampling = replace(self.sampling, seed=derive(self.seed, "rollout", step))
-        wanted = [(group, prompt, index, sampling, "train") for group, prompt in asked for index in range(self.samples)]
+        wanted: list[tuple[int, Prompt, int, Sampling, Role]] = [
+            (group, prompt, index, sampling, "train") for group, prompt in asked for index in range(self.samples)
+        ]
         if self.greedy_twin:
             greedy = replace(sampling, temperature=0.0)
             wanted += [(group, prompt, 0, greedy, "baseline") for group, prompt in asked]
@@ -54,10 +57,12 @@ class Sampler:
         """`samples` rollouts of every prompt, by another stream than training's."""
         sampling = replace(sampling, seed=derive(self.seed, "evaluate"))
         return asyncio.run(
-            self._all([(group, prompt, index, sampling, "train") for group, prompt in asked for index in range(samples)])
+            self._all(
+                [(group, prompt, index, sampling, "train") for group, prompt in asked for index in range(samples)]
+            )
         )
 
-    async def _all(self, wanted: Sequence[tuple[int, Prompt, int, Sampling, str]]) -> list[Rollout]:
+    async def _all(self, wanted: Sequence[tuple[int, Prompt, int, Sampling, Role]]) -> list[Rollout]:
         episodes = [
             run_episode(
                 self.engine,
@@ -69,6 +74,7 @@ class Sampler:
                 index=index,
                 role=role,
                 max_turns=self.max_turns,
+                context=self.context,
                 apply_chat_template=self.apply_chat_template,
             )
             for group, prompt, index, sampling, role in wanted

@@ -77,7 +77,9 @@ def open_run(kind: str, run_dir: str | None, resume: str | None, ranks: Ranks) -
         home = checkpoint.path.resolve().parent.parent
         if run_dir is not None and Path(run_dir).resolve() != home:
             raise NovaError(
-                f"the checkpoint belongs to the run {home}", where=f"run_dir={run_dir}", fix="leave run_dir out, or start a new run with model=<checkpoint>/model"
+                f"the checkpoint belongs to the run {home}",
+                where=f"run_dir={run_dir}",
+                fix="leave run_dir out, or start a new run with model=<checkpoint>/model",
             )
         return Opened(RunDir(Path(run_dir) if run_dir else checkpoint.path.parent.parent), checkpoint, [])
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -110,7 +112,9 @@ class Session:
     snapshot: Snapshot = dict
     prefix: str = "step"
 
-    def begin(self, opened: Opened, state: Mapping[str, Any] | None, manifest: Mapping[str, Any], config_text: str) -> None:
+    def begin(
+        self, opened: Opened, state: Mapping[str, Any] | None, manifest: Mapping[str, Any], config_text: str
+    ) -> None:
         """Make the directory, or cut its logs back to the checkpoint: the first thing that is written."""
         if state is not None and opened.checkpoint is not None:
             self.facts, self.order = dict(state["facts"]), opened.checkpoint.order
@@ -150,7 +154,12 @@ class Session:
     def _evaluated(self, record: Record, found: Evaluation) -> tuple[Record, bool]:
         """The record with the evaluation in it, and whether it is the best so far and to be kept."""
         low, high = found.interval
-        record = record | {"eval/score": found.score, "eval/score_low": low, "eval/score_high": high, "eval/n": float(found.n)}
+        record = record | {
+            "eval/score": found.score,
+            "eval/score_low": low,
+            "eval/score_high": high,
+            "eval/n": float(found.n),
+        }
         record |= {f"eval/pass_at_{k}": value for k, value in found.pass_at.items()}
         best = self.keep_best and found.score > self.facts.get("best", float("-inf"))
         if best:
@@ -188,7 +197,10 @@ class Session:
             except OSError as error:
                 written = False
                 self.bus.event("save_failed", name=name, reason=str(error))
-                print(f"novarl: checkpoint {name} could not be written ({error}); the last good one is kept", file=sys.stderr)
+                print(
+                    f"novarl: checkpoint {name} could not be written ({error}); the last good one is kept",
+                    file=sys.stderr,
+                )
         written = self.ranks.from_first(written)
         if written:
             self.saved_order = self.order

@@ -95,7 +95,9 @@ def _begin(
     }
     session.begin(opened, state, manifest, to_yaml(config))
     if session.ranks.rank == 0:
-        session.bus.sinks += open_sinks(session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard)
+        session.bus.sinks += open_sinks(
+            session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
+        )
     session.bus.event("start", run_dir=str(session.rundir.path), seed=config.seed, model=config.model)
     for trouble in opened.troubles:
         session.bus.event("alert", message=f"resuming from an earlier checkpoint: {trouble}")
@@ -116,14 +118,21 @@ def _drive(
 ) -> dict[str, Any]:
     scorer = Scorer(policy.model, chunk=config.micro.logprob_chunk, compute_dtype=policy.compute_dtype)
     settings = optim_settings(config.optim, lr=plan.lr, total=steps)
-    learner = SupervisedLearner(policy.model, scorer, optim=settings, ranks=session.ranks, budget=config.micro.max_tokens)
+    learner = SupervisedLearner(
+        policy.model, scorer, optim=settings, ranks=session.ranks, budget=config.micro.max_tokens
+    )
     measure, show = _measures(config, plan, session, scorer, policy=policy, rows=rows)
     state = LoopState()
     if saved is not None:
         state.load_state_dict(saved["loop"])
         learner.load_state_dict(saved["learner"])
     stages: OfflineStages[TokenSequence] = OfflineStages(
-        rows=rows.train, pack=pack_sequences, update=learner.update, bus=session.bus, batch_size=config.batch_size, seed=config.seed
+        rows=rows.train,
+        pack=pack_sequences,
+        update=learner.update,
+        bus=session.bus,
+        batch_size=config.batch_size,
+        seed=config.seed,
     )
     session.enter(
         "sft",
@@ -160,6 +169,7 @@ def _measures(
         tokenizer=policy.tokenizer,
         sampling=sampling,
         max_turns=1,
+        context=policy.context,
         apply_chat_template=config.apply_chat_template,
         samples=1,
         seed=config.seed,
@@ -172,7 +182,10 @@ def _measures(
     if task is not None:
         held_out = raw(task.rows("held_out", seed=0)[: config.eval.n])
         prompts, _ = load_rl(
-            held_out, tokenizer=policy.tokenizer, max_length=policy.context, apply_chat_template=config.apply_chat_template
+            held_out,
+            tokenizer=policy.tokenizer,
+            max_length=policy.context,
+            apply_chat_template=config.apply_chat_template,
         )
         judge = Judge(prompts, sampler, RewardSet(task.rewards(), task.weights), ranks, sampling, 0)
         shown = list(enumerate(prompts[:SHOWN]))

@@ -32,9 +32,7 @@ def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
     session.bus.flush()
     paths = {"run_dir": folder, "metrics": folder / "metrics.jsonl", "logs": folder / "logs" / "train.jsonl"}
     paths |= {"events": folder / "events.jsonl", "tensorboard": folder / "tb", "checkpoints": folder / "checkpoints"}
-    latest = folder / "checkpoints" / "latest"
-    if latest.is_file():
-        paths["model"] = folder / "checkpoints" / latest.read_text().strip() / "model"
+    paths["model"] = folder / "checkpoints" / "latest" / "model"
     paths |= {"samples": folder / "samples.md", "rollouts": folder / "rollouts"}
     draw(folder)
     paths["figures"] = folder / "figures"

@@ -36,7 +36,9 @@ def run_sample(config: SampleConfig) -> None:
             policy.tokenizer, ({"role": "user", "content": prompt},), apply_chat_template=config.apply_chat_template
         )
         requests = [engine.sample(tokens, sampling, key=f"sample/{number}/{index}") for index in range(config.n)]
-        return [policy.tokenizer.decode(found.tokens, skip_special_tokens=True) for found in await asyncio.gather(*requests)]
+        return [
+            policy.tokenizer.decode(found.tokens, skip_special_tokens=True) for found in await asyncio.gather(*requests)
+        ]
 
     count = 0
     for number, prompt in enumerate(_prompts(config.prompt, sys.stdin)):
@@ -44,7 +46,9 @@ def run_sample(config: SampleConfig) -> None:
             print(text, flush=True)
             count += 1
     if count == 0:
-        raise NovaError("there is nothing to answer", where="prompt", fix="write prompt='...', or pipe one prompt a line in")
+        raise NovaError(
+            "there is nothing to answer", where="prompt", fix="write prompt='...', or pipe one prompt a line in"
+        )
     engine.close()
 
 

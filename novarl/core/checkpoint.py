@@ -1,9 +1,10 @@
 """Checkpoints that are whole or absent.
 
-A checkpoint is a folder: `model/` (Hugging Face safetensors, loadable as it is), `tensors.safetensors` (optimiser moments
-and everything else that is a tensor), `state.json` (everything that is not), `MANIFEST` (the sha256 of each file, written
-last). It is written beside its place, synced, renamed, and only then named by `checkpoints/latest`; a kill at any instant
-leaves either the new checkpoint or the old one. No pickle is ever written or read.
+A checkpoint is a folder: `model/` (Hugging Face safetensors, loadable as it is), `tensors.safetensors` (optimiser
+moments and everything else that is a tensor), `state.json` (everything that is not), `MANIFEST` (the sha256 of each
+file, written last). It is written beside its place, synced, renamed, and only then named by the link
+`checkpoints/latest`; a kill at any instant leaves either the new checkpoint or the old one. No pickle is ever written
+or read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FORMAT = 1
 
 
 class Disk:
-    """The few operations a save consists of: the seam where tests stop the process, or fill the disk, at each of them."""
+    """The few operations a save consists of: where tests stop the process, or fill the disk, at each of them."""
 
     def write(self, path: Path, data: bytes) -> None:
         path.write_bytes(data)
@@ -81,7 +82,13 @@ class Checkpoints:
         self.folder, self.keep = folder, keep
 
     def save(
-        self, name: str, state: Mapping[str, Any], write_model: Callable[[Path], None], *, order: int, best: bool = False
+        self,
+        name: str,
+        state: Mapping[str, Any],
+        write_model: Callable[[Path], None],
+        *,
+        order: int,
+        best: bool = False,
     ) -> Checkpoint:
         """Write a checkpoint under `name` and make it the latest; then drop all but the last `keep` and the best.
 
@@ -100,9 +107,9 @@ class Checkpoints:
             DISK.rename(target, self.folder / f".{name}.replaced")
         DISK.rename(beside, target)
         DISK.sync(self.folder)
-        write_atomic(self.folder / "latest", name)
+        self._point("latest", name)
         if best:
-            write_atomic(self.folder / "best", name)
+            self._point("best", name)
         self._prune()
         self._sweep()
         return Checkpoint(target, order)
@@ -110,7 +117,7 @@ class Checkpoints:
     def _sweep(self) -> None:
         """Remove what interrupted saves left beside the checkpoints."""
         for leftover in self.folder.glob(".*"):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
 
     def _fill(self, folder: Path, state: Mapping[str, Any], write_model: Callable[[Path], None], order: int) -> None:
         from safetensors.torch import save_file
@@ -137,16 +144,27 @@ class Checkpoints:
 
     def _named(self, pointer: str) -> str | None:
         path = self.folder / pointer
-        return path.read_text().strip() if path.is_file() else None
+        return os.readlink(path) if path.is_symlink() else None
+
+    def _point(self, pointer: str, name: str) -> None:
+        """Make the link `pointer` lead to the checkpoint `name`: to the old one or to the new one, at any instant."""
+        beside = self.folder / f".{pointer}.writing"
+        beside.symlink_to(name, target_is_directory=True)
+        DISK.rename(beside, self.folder / pointer)
+        DISK.sync(self.folder)
 
     def _folders(self) -> list[Path]:
         if not self.folder.is_dir():
             return []
-        return [path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        return [
+            path
+            for path in self.folder.iterdir()
+            if path.is_dir() and not (path.is_symlink() or path.name.startswith("."))
+        ]
 
     def find(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest whole checkpoint, or None, and why each newer one was passed over."""
-        troubles = []
+        troubles: list[str] = []
         for path in sorted(self._folders(), key=lambda path: (_order(path) or -1, path.name), reverse=True):
             trouble = damage(path)
             if trouble is None:
@@ -158,10 +176,16 @@ class Checkpoints:
 def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at `path`, or a NovaError that says what is wrong with it."""
     if not path.is_dir():
-        raise NovaError("there is no checkpoint", where=str(path), fix="give a folder such as runs/x/checkpoints/step-000010")
+        raise NovaError(
+            "there is no checkpoint", where=str(path), fix="give a folder such as runs/x/checkpoints/step-000010"
+        )
     trouble = damage(path)
     if trouble:
-        raise NovaError(f"the checkpoint is damaged: {trouble}", where=str(path), fix="resume from an earlier one, or use resume=auto")
+        raise NovaError(
+            f"the checkpoint is damaged: {trouble}",
+            where=str(path),
+            fix="resume from an earlier one, or use resume=auto",
+        )
     saved = json.loads((path / "state.json").read_text())
     if saved.get("format") != FORMAT:
         raise NovaError(

@@ -1,9 +1,9 @@
 """The run directory: the contract between training and every tool. Training writes it, tools only read it.
 
-    runs/<name>/
-      config.yaml  manifest.json  summary.json
-      metrics.jsonl  events.jsonl  logs/train.jsonl  tb/  rollouts/
-      checkpoints/  figures/  samples.md
+runs/<name>/
+  config.yaml  manifest.json  summary.json
+  metrics.jsonl  events.jsonl  logs/train.jsonl  tb/  rollouts/
+  checkpoints/  figures/  samples.md
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class RunDir:
                 beside.symlink_to(self.path.name)
                 os.replace(beside, latest)
         except OSError as error:
-            raise NovaError(f"cannot write there: {error.strerror}", where=f"run_dir={self.path}", fix="choose another run_dir") from None
+            raise NovaError(
+                f"cannot write there: {error.strerror}", where=f"run_dir={self.path}", fix="choose another run_dir"
+            ) from None
 
     def refuse_if_taken(self) -> None:
         """A directory that holds a run, or somebody else's files, is never written over."""
@@ -55,7 +57,9 @@ class RunDir:
             raise NovaError("run_dir is a file", where=f"run_dir={self.path}", fix="name a directory")
         if self.holds_a_run():
             raise NovaError(
-                "the directory already holds a run", where=f"run_dir={self.path}", fix="continue it with resume=auto, or choose another run_dir"
+                "the directory already holds a run",
+                where=f"run_dir={self.path}",
+                fix="continue it with resume=auto, or choose another run_dir",
             )
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
@@ -88,7 +92,9 @@ class RunDir:
         found: list[Path] = []
         for name in LOGS:
             path = self.path / name
-            found += sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path] * path.is_file()
+            found += (
+                sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path] * path.is_file()
+            )
         return found
 
 
@@ -102,7 +108,9 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "variables": {name: os.environ.get(name) for name in ("MKL_CBWR", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG")},
+        "variables": {
+            name: os.environ.get(name) for name in ("MKL_CBWR", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG")
+        },
         "argv": sys.argv,
         "code": _code_state(),
     }
@@ -120,7 +128,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
 
 
 def _code_state() -> dict[str, Any]:
@@ -130,7 +140,9 @@ def _code_state() -> dict[str, Any]:
         return {}
 
     def git(*words: str) -> str:
-        return subprocess.run(("git", "-C", str(root), *words), capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ("git", "-C", str(root), *words), capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}

@@ -90,7 +90,13 @@ class Sequence:
     versions: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        lengths = {len(self.tokens), len(self.mask), len(self.behavior_logp), len(self.kept_logmass), len(self.versions)}
+        lengths = {
+            len(self.tokens),
+            len(self.mask),
+            len(self.behavior_logp),
+            len(self.kept_logmass),
+            len(self.versions),
+        }
         if len(lengths) != 1:
             raise ValueError(f"a Sequence's columns must be equally long, got lengths {sorted(lengths)}")
 
@@ -188,7 +194,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]: ...
     def decode(self, tokens: Seq[int], /, *, skip_special_tokens: bool = False) -> str: ...
-    def apply_chat_template(self, conversation: Seq[Message], /, *, tokenize: bool, add_generation_prompt: bool) -> Any: ...
+    def apply_chat_template(
+        self, conversation: Seq[Message], /, *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any: ...
     def save_pretrained(self, save_directory: str, /) -> Any: ...
 
 

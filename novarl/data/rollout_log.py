@@ -1,7 +1,7 @@
 """The rollout log: enough to read a step, and to replay it.
 
-    rollouts/step-000010.jsonl         a line a rollout: prompt, text, rewards, status, why it failed
-    rollouts/step-000010.safetensors   the packed batch: tokens, masks, log-probabilities, advantages
+rollouts/step-000010.jsonl         a line a rollout: prompt, text, rewards, status, why it failed
+rollouts/step-000010.safetensors   the packed batch: tokens, masks, log-probabilities, advantages
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from torch import Tensor
 from novarl.core.types import Batch, Credit, Scored, Scores
 
 
-def write_rollouts(folder: Path, step: int, scored: Sequence[Scored], batch: Batch, scores: Scores, credit: Credit) -> None:
+def write_rollouts(
+    folder: Path, step: int, scored: Sequence[Scored], batch: Batch, scores: Scores, credit: Credit
+) -> None:
     """Write both files of step number `step` under `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"step-{step:06d}"
@@ -25,7 +27,9 @@ def write_rollouts(folder: Path, step: int, scored: Sequence[Scored], batch: Bat
     stem.with_suffix(".jsonl").write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
     columns: dict[str, Tensor] = {}
     for part in (batch, scores, credit):
-        columns |= {field.name: value for field in fields(part) if isinstance(value := getattr(part, field.name), Tensor)}
+        columns |= {
+            field.name: value for field in fields(part) if isinstance(value := getattr(part, field.name), Tensor)
+        }
     save_file({name: column.contiguous() for name, column in columns.items()}, stem.with_suffix(".safetensors"))
 
 

@@ -1,7 +1,7 @@
 """Prompts, rollouts and scored rollouts as JSON and back, exactly: what a checkpoint keeps of what was sampled.
 
 Floats survive because JSON writes the shortest text that reads back as the same float. Tuples inside answers, extra
-columns and info survive as `{"__tuple__": [...]}`.
+columns and info survive as `{"__tuple__": [...]}`, dicts whose keys JSON does not have as `{"__items__": [...]}`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from novarl.core.errors import NovaError
 from novarl.core.types import Prompt, Rollout, Scored, Sequence
 
-_TUPLE = "__tuple__"
+_TUPLE, _ITEMS = "__tuple__", "__items__"
 
 
 def scored_to_dict(scored: Scored) -> dict[str, Any]:
@@ -119,15 +119,19 @@ def _to_json(value: Any, where: str) -> Any:
         return {_TUPLE: [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]}
     if isinstance(value, list):
         return [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, Mapping) and _TUPLE not in value and all(isinstance(key, str) for key in value):
-        return {key: _to_json(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and key not in (_TUPLE, _ITEMS) for key in value):
+            return {key: _to_json(item, f"{where}.{key}") for key, item in value.items()}
+        return {_ITEMS: [[_to_json(key, where), _to_json(item, f"{where}.{key}")] for key, item in value.items()]}
     what = f"a {type(value).__name__} in a rollout cannot be saved with the run"
-    raise NovaError(what, where=where, fix="keep to numbers, strings, lists, tuples and dicts with string keys")
+    raise NovaError(what, where=where, fix="keep to numbers, strings, lists, tuples and dicts")
 
 
 def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
         if value.keys() == {_TUPLE}:
             return tuple(_from_json(item) for item in value[_TUPLE])
+        if value.keys() == {_ITEMS}:
+            return {_from_json(key): _from_json(item) for key, item in value[_ITEMS]}
         return {key: _from_json(item) for key, item in value.items()}
     return [_from_json(item) for item in value] if isinstance(value, list) else value

@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Ranks:
     """The process group: collectives that cost nothing with one process.
 
-    Under `torchrun` the group is joined from the environment (gloo on CPU, NCCL on CUDA); without it this is one process.
+    Under `torchrun` the group is joined from the environment (gloo on CPU, NCCL on CUDA); without it, one process.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -35,7 +35,9 @@ class Ranks:
             try:
                 dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
             except (ValueError, RuntimeError) as error:
-                raise NovaError(f"cannot join the other processes: {error}", where="WORLD_SIZE", fix="start with torchrun") from None
+                raise NovaError(
+                    f"cannot join the other processes: {error}", where="WORLD_SIZE", fix="start with torchrun"
+                ) from None
         return cls(dist.get_rank(), dist.get_world_size())
 
     def share(self, items: Sequence[T]) -> list[T]:

@@ -54,7 +54,9 @@ class CreditRule:
     def _penalty(self, batch: Batch, scores: Scores) -> Tensor:
         """beta * KL_t, 0 outside the mask."""
         if scores.old_logp is None or scores.ref_logp is None:
-            raise NovaError("a KL penalty needs a reference", where="kl", fix="set kl.type=null or kl.coef > 0 with a reference")
+            raise NovaError(
+                "a KL penalty needs a reference", where="kl", fix="set kl.type=null or kl.coef > 0 with a reference"
+            )
         estimator = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[self.kl_estimator]
         return self.kl_coef * estimator(scores.old_logp, scores.ref_logp) * batch.mask
 

@@ -42,7 +42,9 @@ class Ledger:
     def reduce(self, ranks: Ranks) -> Record:
         """The metrics over all ranks, added in rank order, so that every rank gets the same bits."""
         whole = Ledger()
-        for means, squares, sums, largest in ranks.gather((dict(self.means), dict(self.squares), dict(self.sums), self.largest)):
+        for means, squares, sums, largest in ranks.gather(
+            (dict(self.means), dict(self.squares), dict(self.sums), self.largest)
+        ):
             for name, (total, count) in means.items():
                 before = whole.means[name]
                 whole.means[name] = (before[0] + total, before[1] + count)

@@ -105,7 +105,9 @@ class Optimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["moments"] and state["moments"].keys() != self.parameters.keys():
             raise NovaError(
-                "the checkpoint's optimiser belongs to another model", where="resume", fix="use the model the run was started with"
+                "the checkpoint's optimiser belongs to another model",
+                where="resume",
+                fix="use the model the run was started with",
             )
         self.update = int(state["update"])
         for name, moments in state["moments"].items():

@@ -1,8 +1,9 @@
-"""Which rank computes which trajectory, in which micro-batch: a pure function of lengths, so that a resumed run repeats it."""
+"""Which rank computes which trajectory, in which micro-batch: a function of lengths, so a resumed run repeats it."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,8 +36,6 @@ def plan(batch: Batch, ranks: Ranks, budget: int) -> list[list[int]]:
 def piece(batch: Batch, trajectories: list[int], device: torch.device) -> tuple[Batch, Tensor]:
     """The sub-batch of `trajectories` on `device`, and the flat positions of its tokens in the whole batch."""
     part, index = select(batch, trajectories)
-    moved = {
-        field.name: value.to(device, non_blocking=True) if isinstance(value := getattr(part, field.name), Tensor) else value
-        for field in fields(part)
-    }
+    columns = {field.name: getattr(part, field.name) for field in fields(part)}
+    moved: dict[str, Any] = {name: value.to(device) for name, value in columns.items() if isinstance(value, Tensor)}
     return replace(part, **moved), index

@@ -47,7 +47,7 @@ class Objective:
 def token_losses(
     objective: Objective, part: Batch, logp: Tensor, entropy: Tensor, *, scores: Scores, advantage: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Per-token losses by name (`policy`, and `kl` and `entropy` where they are on), and per-token statistics, each [N].
+    """Per-token losses by name (`policy`; `kl` and `entropy` where they are on), and per-token statistics, each [N].
 
     Without recorded `old_logp` the data is on-policy: the old policy is the current one, its ratio 1, its gradient the
     policy gradient.
@@ -167,7 +167,7 @@ class PolicyLearner:
 
     @torch.no_grad()
     def _measure_move(self, batch: Batch, trajectories: list[int], before: Tensor, ledger: Ledger) -> None:
-        """KL(before || after) per token, k3 on this rank's first micro-batch: measured after the step, never clamped."""
+        """KL(before || after) per token, k3 on each rank's first micro-batch; after the step, never clamped."""
         part, _ = piece(batch, trajectories, self.scorer.device)
         after, _ = self.scorer(part)
         ledger.mean("kl", KL_ESTIMATORS["k3"](before, after)[part.mask])

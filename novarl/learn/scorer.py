@@ -40,8 +40,8 @@ class Scorer:
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, ranks: Ranks, budget: int) -> Tensor:
-        """Log-probabilities [N] of a whole batch's trained tokens, on the CPU and the same on every rank, which share the
-        work; micro-batches hold at most `budget` tokens."""
+        """Log-probabilities [N] of a whole batch's trained tokens, on the CPU, the same on every rank; the ranks share
+        the work, in micro-batches of at most `budget` tokens."""
         whole = torch.zeros(batch.tokens.numel())
         for trajectories in plan(batch, ranks, budget):
             part, index = piece(batch, trajectories, self.device)

@@ -13,9 +13,9 @@ from novarl.core.types import Record, Scored
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Failed rollouts are never admitted. With `varied`, a group whose rewards are all equal is not either, as it carries
-    no gradient (dynamic sampling, DAPO, https://arxiv.org/abs/2503.14476): the loop samples other prompts in its place, up
-    to `max_refills` times the prompts of a step."""
+    """Failed rollouts are never admitted. With `varied`, a group whose rewards are all equal is not either, as it
+    carries no gradient (dynamic sampling, DAPO, https://arxiv.org/abs/2503.14476): the loop samples other prompts in
+    its place, up to `max_refills` times the prompts of a step."""
 
     varied: bool = False
     max_refills: int = 3
@@ -39,7 +39,11 @@ class Admission:
         kept = [item for item in scored if item.reward is not None and item.rollout.group in chosen]
         if not any(item.rollout.role == "train" for item in kept):
             error = next((item.error for item in scored if item.error), "no rollout was sampled")
-            raise NovaError(f"the reward failed for every rollout of the step: {error}", where="reward", fix="mend the reward function")
+            raise NovaError(
+                f"the reward failed for every rollout of the step: {error}",
+                where="reward",
+                fix="mend the reward function",
+            )
         return kept
 
     def _admitted(self, scored: Sequence[Scored]) -> list[int]:
@@ -60,7 +64,7 @@ def _groups(scored: Sequence[Scored]) -> dict[int, list[Scored]]:
 
 
 def describe(scored: Sequence[Scored], kept: Sequence[Scored]) -> Record:
-    """What a rollout phase looked like: `reward_raw_mean` over everything sampled, `reward_mean` over what is learnt from."""
+    """What a rollout phase gave: `reward_raw_mean` over all that was sampled, `reward_mean` over what is used."""
     sampled = [item for item in scored if item.rollout.role == "train"]
     raw = [item.reward for item in sampled if item.reward is not None]
     used = [item for item in kept if item.rollout.role == "train"]
@@ -91,7 +95,10 @@ def describe(scored: Sequence[Scored], kept: Sequence[Scored]) -> Record:
 
 def in_order(parts: Sequence[Sequence[Scored]]) -> list[Scored]:
     """The ranks' rollouts as one process would have listed them: by group, then by sample; no rollout twice."""
-    merged = sorted((item for part in parts for item in part), key=lambda item: (item.rollout.group, item.rollout.role, item.rollout.index))
+    merged = sorted(
+        (item for part in parts for item in part),
+        key=lambda item: (item.rollout.group, item.rollout.role, item.rollout.index),
+    )
     names = [(item.rollout.group, item.rollout.role, item.rollout.index) for item in merged]
     if len(set(names)) != len(names):
         raise RuntimeError("two ranks sampled the same prompt")

@@ -108,7 +108,9 @@ def _together(ranks: Ranks, mine: list[Scored]) -> list[Scored]:
     return sorted(merged, key=lambda item: (item.rollout.group, item.rollout.index))
 
 
-def evaluate_likelihood(rows: Sequence[TokenSequence], logprobs: Callable[[Batch], Tensor], *, batch_size: int = 64) -> Evaluation:
+def evaluate_likelihood(
+    rows: Sequence[TokenSequence], logprobs: Callable[[Batch], Tensor], *, batch_size: int = 64
+) -> Evaluation:
     """How likely the policy finds held-out rows: `score` is the mean over rows of the mean log-probability of a trained
     token, in nats (0 is certainty), with its 95 % interval."""
     means: list[float] = []

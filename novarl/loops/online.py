@@ -27,8 +27,8 @@ class Stages:
     """The parts of an online run, each replaceable on its own.
 
     `sample(asked, step)` returns all rollouts of the (group, prompt) pairs asked for; `score(rollouts)` adds rewards;
-    `publish(version)` hands the learner's weights to the engine; `check(batch, rollouts)` runs once, before the very first
-    update; `keep(step, scored, pending)` writes the rollout log.
+    `publish(version)` hands the learner's weights to the engine; `check(batch, rollouts)` runs once, before the very
+    first update; `keep(step, scored, pending)` writes the rollout log.
     """
 
     prompts: Sequence[Prompt]

@@ -34,9 +34,11 @@ class Pending:
         if len(trajectories) == self.batch.reward.numel():
             return self.batch, self.scores, self.credit
         part, index = select(self.batch, trajectories)
-        scores = {name: column if column is None else column[index] for name, column in _columns(self.scores).items()}
-        credit = {name: column if column is None else column[index] for name, column in _columns(self.credit).items()}
-        return part, Scores(**scores), Credit(**credit)
+
+        def cut(whole: Scores | Credit) -> dict[str, Any]:
+            return {name: column if column is None else column[index] for name, column in _columns(whole).items()}
+
+        return part, Scores(**cut(self.scores)), Credit(**cut(self.credit))
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -61,7 +61,7 @@ def load_pretrained(
         )
     if report["missing_keys"]:
         raise NovaError(f"tensor '{sorted(report['missing_keys'])[0]}' is missing from the weights", where=name)
-    model = model.to(device).eval()
+    model = model.to(device)
     with _explained(name, f"{type(model).__name__} cannot be run"):
         _check(model, name)
     tokenizer = load_tokenizer(name)

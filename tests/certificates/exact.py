@@ -1,7 +1,7 @@
 """The exact side: gradients from probabilities, by summing over everything that can happen.
 
-Written from the definitions alone. This file must not import the library (a test looks), so that no mistake there can be
-repeated here. A gradient is one flat float64 vector over all parameters of the policy being trained.
+Written from the definitions alone. This file must not import the library (a test looks), so that no mistake there can
+be repeated here. A gradient is one flat float64 vector over all parameters of the policy being trained.
 
 The tools: `objective_gradient(f)` differentiates any function of probabilities; `score_gradient(w)` is
 sum_y sum_t w[y, t] grad log pi(y_t | y_<t) for given numbers w, which is what a policy gradient is.
@@ -68,7 +68,7 @@ def score_gradient(world: World, weight: Tensor) -> Tensor:
 
 
 def per_state_gradient(world: World, divergence: str) -> Tensor:
-    """sum_s d(s) grad f(s), the visits d(s) held fixed: f is the entropy, or a KL to the reference in either direction."""
+    """sum_s d(s) grad f(s), the visits d(s) held fixed: f the entropy, or a KL to the reference in either direction."""
     total = world.policy.embed.new_zeros(())
     for state, visits in reach(world).items():
         p = state_distribution(world, world.policy, state)
@@ -121,8 +121,10 @@ def win_rate_gradient(world: World) -> Tensor:
 
 
 def standardised_success_factor(p: float, k: int) -> float:
-    """What the group's deviation makes of grad P(success): E[A | success] - E[A | failure], m - 1 or m of the k - 1 others
-    succeeding; with m successes in all, A = (1 - m/k)/s or -(m/k)/s, s^2 = m (k - m) / (k (k - 1)), 0 if none vary."""
+    """What dividing by the group's deviation makes of grad P(success): E[A | success] - E[A | failure].
+
+    With m successes among k, A = (1 - m/k)/s or -(m/k)/s, where s^2 = m (k - m) / (k (k - 1)), and 0 if s is.
+    """
 
     def advantage(success: bool, m: int) -> float:
         spread = (m * (k - m) / (k * (k - 1))) ** 0.5
@@ -140,8 +142,8 @@ def mixed_rate(p: float, k: int) -> float:
 def group_weights(world: World, k: int, *, std: bool, how: str, eps: float = 1e-6) -> Tensor:
     """E over the other k - 1 members of what multiplies grad log pi of an answer, summed over its k places [Y].
 
-    Enumerates the others as a (k - 1)-dimensional table. `how` says what a token of the answer is divided by: its share of
-    all tokens ("token"), k times its own answer's length ("sequence"), or k ("constant").
+    Enumerates who the others may be. `how` says what a token of the answer is divided by: the tokens of all k
+    ("token"), k times its own answer's length ("sequence"), or k ("constant").
     """
     p, r, length = fixed(world, world.policy), world.reward, world.lengths
     everyone = torch.cartesian_prod(*[torch.arange(len(p))] * k)
@@ -170,9 +172,10 @@ def length_mixing(world: World, k: int) -> Tensor:
 
 
 def whitened_pair_weights(world: World) -> Tensor:
-    """What multiplies grad log pi(y) when the rewards of two answers' tokens are whitened together, over both places [Y].
+    """What multiplies grad log pi(y) when the rewards of two answers' tokens are whitened together [Y].
 
-    |y| entries R and |y'| entries R' have mean and sample variance n' = |y| + |y'|: |y||y'| (R - R')^2 / (n (n - 1)).
+    |y| entries R and |y'| entries R', n in all, have R - mean = |y'| (R - R')/n and sample variance
+    |y||y'| (R - R')^2 / (n (n - 1)).
     """
     p, r, length = fixed(world, world.policy), world.reward, world.lengths
     n = length[:, None] + length

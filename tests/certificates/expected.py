@@ -1,8 +1,8 @@
 """The library's side: the expectation, over every minibatch that can be drawn, of the gradient of its loss.
 
-All answers lie on one packed token axis after their prompt, as in a `Batch`; a minibatch of k answers is k pieces of it.
-Its loss is computed by the library's functions as a learner would call them, weighted by the minibatch's probability, and
-differentiated once.
+All answers lie on one packed token axis, each after its prompt, as in a `Batch`; a minibatch of k answers is k pieces
+of it. Its loss is computed by the library's functions as a learner would call them, weighted by the minibatch's
+probability, and differentiated once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def pack(world: World) -> Packed:
 
 
 def token_logp(packed: Packed, policy: Policy) -> tuple[Tensor, Tensor]:
-    """(logp, entropy) of every token [N] under a policy, 0 where nothing predicts it: in chunks that do not divide N."""
+    """(logp, entropy) of every token [N] under a policy, 0 where nothing predicts it; in chunks of 7, so in several."""
     hidden = policy.embed[packed.row]
     known = packed.prev >= 0
     logp, entropy = logprobs.chunked_logprobs(

@@ -95,7 +95,9 @@ def swap_bounds(function: Function) -> Function:
     return lambda *arguments, clip_low, clip_high: function(*arguments, clip_low=clip_high, clip_high=clip_low)
 
 
-def larger_surrogate(logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, **clip: float) -> tuple[Tensor, dict[str, Tensor]]:
+def larger_surrogate(
+    logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, **clip: float
+) -> tuple[Tensor, dict[str, Tensor]]:
     ratio = (logp - old).exp()
     clipped = ratio.clamp(1 - clip["clip_low"], 1 + clip["clip_high"])
     return torch.where(mask, -torch.maximum(ratio * advantage, clipped * advantage), 0.0), {}
@@ -137,60 +139,103 @@ def one_more_trajectory(function: Function) -> Function:
     return lambda *arguments, trajectories, **options: function(*arguments, trajectories=trajectories + 1, **options)
 
 
-_LOGPROBS = [
-    Fault("predicted by the token itself", logprobs, "chunked_logprobs", shifted(0), "no baseline"),
-    Fault("targets one late", logprobs, "chunked_logprobs", shifted(2), "no baseline"),
-    Fault("sign of the log-probability", logprobs, "chunked_logprobs", scaled(-1.0, 0), "no baseline"),
-    Fault("sign of the entropy", logprobs, "chunked_logprobs", scaled(-1.0, 1), "entropy bonus"),
-    Fault("half of the head's gradient lost", logprobs, "chunked_logprobs", half_frozen_head, "no baseline"),
-    Fault("temperature ignored", logprobs, "chunked_logprobs", with_options(temperature=1.0), "no baseline, at temperature 0.7"),
-]
-_KL = [
-    Fault("k1, direction", kl, "k1", swapped(0, 1), "k1 as reward, beta 0.5"),
-    Fault("k2, without its half", kl, "k2", scaled(2.0), "k2 as loss"),
-    Fault("k2, sign", kl, "k2", scaled(-1.0), "k2 as loss"),
-    Fault("k3, direction", kl, "k3", swapped(0, 1), "k3 as loss"),
-    Fault("k3, columns one apart", kl, "k3", shifted(1), "k3 as loss"),
-]
-_ADVANTAGES = [
-    Fault("constant, sign", advantages, "constant_baseline", scaled(-1.0), "constant baseline"),
-    Fault("ema with the batch itself in it", advantages, "ema_baseline", instead(ema_with_own_batch), "ema baseline, B=2"),
-    Fault("scst, sign", advantages, "scst", scaled(-1.0), "scst baseline"),
-    Fault("mean of the others only", advantages, "batch_mean", instead(own_reward_excluded), "mean baseline, B=3"),
-    Fault("population deviation", advantages, "group", instead(population_std), "group with norm_std, k=3"),
-    Fault("deviation ignored", advantages, "group", with_options(norm_std=False), "group with norm_std, k=3"),
-    Fault("groups ignored", advantages, "group", groups_ignored, "group, groups of 2 and 1 interleaved"),
-    Fault("rewards one late", advantages, "group", shifted(0), "group, k=2"),
-    Fault("own reward in the baseline", advantages, "leave_one_out", instead(own_reward_included), "leave_one_out, k=3"),
-    Fault("groups ignored", advantages, "leave_one_out", groups_ignored, "leave_one_out, groups of 2 and 1 interleaved"),
-    Fault("population deviation", advantages, "whiten", instead(population_whiten), "whiten over tokens, B=2"),
-    Fault("mask one late", advantages, "whiten", shifted(1), "whiten over tokens, B=2"),
-    Fault("sees no flat group", advantages, "zero_variance_groups", scaled(0.0), "dynamic sampling, k=3, rewards 0 and 1"),
-]
-_SURROGATES = [
-    Fault("sign", surrogates, "reinforce", scaled(-1.0, 0), "no baseline"),
-    Fault("advantage one late", surrogates, "reinforce", shifted(2), "no baseline"),
-    Fault("mask one late", surrogates, "reinforce", shifted(3), "no baseline"),
-    Fault("sign", surrogates, "ppo_clip", scaled(-1.0, 0), "ppo_clip at ratio 1"),
-    Fault("ratio upside down", surrogates, "ppo_clip", swapped(0, 1), "ppo_clip at ratio 1"),
-    Fault("old columns one late", surrogates, "ppo_clip", shifted(1), "ppo_clip off policy, clip 0.2 and 0.28"),
-    Fault("mask one late", surrogates, "ppo_clip", shifted(3), "ppo_clip at ratio 1"),
-    Fault("bounds swapped", surrogates, "ppo_clip", swap_bounds, "ppo_clip off policy, clip 0.2 and 0.28"),
-    Fault("the larger of the two", surrogates, "ppo_clip", instead(larger_surrogate), "ppo_clip off policy, clip 0.2 and 0.28"),
-]
-_OFF_POLICY = [
-    Fault("mu / pi_old", off_policy, "truncated_weight", swapped(0, 1), "truncated weight, one token, no truncation"),
-    Fault("not truncated", off_policy, "truncated_weight", with_options(maximum=1e9), "truncated weight, cap 1.1"),
-    Fault("mask one late", off_policy, "truncated_weight", shifted(2), "truncated weight, one token, no truncation"),
-]
-_AGGREGATE = [
-    Fault("mask one late", aggregate, "weights", shifted(0), "no baseline"),
-    Fault("prompts counted", aggregate, "weights", prompt_counted, "token aggregation, no baseline, B=3"),
-    Fault("prompts counted", aggregate, "weights", prompt_counted, "sequence aggregation, leave_one_out, k=3"),
-    Fault("one trajectory too many", aggregate, "weights", one_more_trajectory, "leave_one_out, k=2"),
-    Fault("constant ignored", aggregate, "weights", with_options(constant=1.0), "constant aggregation, max_tokens"),
-    Fault("token mean for sequence mean", aggregate, "weights", with_options(how="token"), "sequence aggregation, group, k=3"),
-    Fault("sequence mean for token mean", aggregate, "weights", with_options(how="sequence"), "token aggregation, group, k=2"),
-]
+def planted(module: ModuleType, function: str, *faults: tuple[str, Callable[[Function], Function], str]) -> list[Fault]:
+    """Faults of one function: what it is, how to plant it, the certificate that catches it."""
+    return [Fault(name, module, function, plant, caught_by) for name, plant, caught_by in faults]
 
-FAULTS = [*_LOGPROBS, *_KL, *_ADVANTAGES, *_SURROGATES, *_OFF_POLICY, *_AGGREGATE]
+
+FAULTS = [
+    *planted(
+        logprobs,
+        "chunked_logprobs",
+        ("predicted by the token itself", shifted(0), "no baseline"),
+        ("targets one late", shifted(2), "no baseline"),
+        ("sign of the log-probability", scaled(-1.0, 0), "no baseline"),
+        ("sign of the entropy", scaled(-1.0, 1), "entropy bonus"),
+        ("half of the head's gradient lost", half_frozen_head, "no baseline"),
+        ("temperature ignored", with_options(temperature=1.0), "no baseline, at temperature 0.7"),
+    ),
+    *planted(kl, "k1", ("direction", swapped(0, 1), "k1 as reward, beta 0.5")),
+    *planted(
+        kl,
+        "k2",
+        ("without its half", scaled(2.0), "k2 as loss"),
+        ("sign", scaled(-1.0), "k2 as loss"),
+        ("columns one apart", shifted(1), "k2 as loss"),
+    ),
+    *planted(
+        kl,
+        "k3",
+        ("direction", swapped(0, 1), "k3 as loss"),
+        ("sign", scaled(-1.0), "k3 as loss"),
+        ("columns one apart", shifted(1), "k3 as loss"),
+    ),
+    *planted(advantages, "constant_baseline", ("sign", scaled(-1.0), "constant baseline")),
+    *planted(advantages, "ema_baseline", ("the batch itself in it", instead(ema_with_own_batch), "ema baseline, B=2")),
+    *planted(advantages, "scst", ("sign", scaled(-1.0), "scst baseline")),
+    *planted(
+        advantages,
+        "batch_mean",
+        ("sign", scaled(-1.0), "mean baseline, B=3"),
+        ("mean of the others only", instead(own_reward_excluded), "mean baseline, B=3"),
+    ),
+    *planted(
+        advantages,
+        "group",
+        ("sign", scaled(-1.0), "group, k=2"),
+        ("rewards one late", shifted(0), "group, k=2"),
+        ("groups ignored", groups_ignored, "group, groups of 2 and 1 interleaved"),
+        ("deviation ignored", with_options(norm_std=False), "group with norm_std, k=3"),
+        ("population deviation", instead(population_std), "group with norm_std, k=3"),
+    ),
+    *planted(
+        advantages,
+        "leave_one_out",
+        ("own reward in the baseline", instead(own_reward_included), "leave_one_out, k=3"),
+        ("groups ignored", groups_ignored, "leave_one_out, groups of 2 and 1 interleaved"),
+    ),
+    *planted(
+        advantages,
+        "whiten",
+        ("population deviation", instead(population_whiten), "whiten over tokens, B=2"),
+        ("mask one late", shifted(1), "whiten over tokens, B=2"),
+    ),
+    *planted(advantages, "zero_variance_groups", ("sees no flat group", scaled(0.0), "dynamic sampling, k=3")),
+    *planted(
+        surrogates,
+        "reinforce",
+        ("sign", scaled(-1.0, 0), "no baseline"),
+        ("advantage one late", shifted(2), "no baseline"),
+        ("mask one late", shifted(3), "no baseline"),
+    ),
+    *planted(
+        surrogates,
+        "ppo_clip",
+        ("sign", scaled(-1.0, 0), "ppo_clip at ratio 1"),
+        ("ratio upside down", swapped(0, 1), "ppo_clip at ratio 1"),
+        ("advantage one late", shifted(2), "ppo_clip at ratio 1"),
+        ("mask one late", shifted(3), "ppo_clip at ratio 1"),
+        ("old columns one late", shifted(1), "ppo_clip off policy"),
+        ("bounds swapped", swap_bounds, "ppo_clip off policy"),
+        ("the larger of the two", instead(larger_surrogate), "ppo_clip off policy"),
+    ),
+    *planted(
+        off_policy,
+        "truncated_weight",
+        ("mu / pi_old", swapped(0, 1), "truncated weight, one token, no cap"),
+        ("not truncated", with_options(maximum=1e9), "truncated weight"),
+        ("mask one late", shifted(2), "truncated weight, one token, no cap"),
+        ("mu one late", shifted(1), "truncated weight, one token, no cap"),
+    ),
+    *planted(
+        aggregate,
+        "weights",
+        ("mask one late", shifted(0), "no baseline"),
+        ("prompts counted", prompt_counted, "token aggregation, no baseline, B=3"),
+        ("prompts counted", prompt_counted, "sequence aggregation, leave_one_out, k=3"),
+        ("one trajectory too many", one_more_trajectory, "leave_one_out, k=2"),
+        ("constant ignored", with_options(constant=1.0), "constant aggregation, max_tokens"),
+        ("token for sequence", with_options(how="token"), "sequence aggregation, group, k=3"),
+        ("sequence for token", with_options(how="sequence"), "token aggregation, group, k=2"),
+    ),
+]

@@ -80,9 +80,7 @@ def kl_as_advantage(batch: Minibatch, estimator: str) -> Tensor:
 
 def weights(batch: Minibatch, how: str, divisor: float) -> Tensor:
     count = len(batch.reward)
-    return aggregate.weights(
-        batch.mask, batch.traj, how=how, constant=divisor, trajectories=count, dtype=torch.float64
-    )
+    return aggregate.weights(batch.mask, batch.traj, how=how, constant=divisor, trajectories=count, dtype=torch.float64)
 
 
 def policy_loss(
@@ -99,7 +97,8 @@ def policy_loss(
 
     def loss(batch: Minibatch) -> Tensor:
         advantage = credit(batch)
-        advantage = advantage if len(advantage) == len(batch.mask) else advantage[batch.traj]
+        if len(advantage) != len(batch.mask):
+            advantage = advantage[batch.traj] * batch.mask
         old = batch.old_logp if off_policy_old else batch.logp.detach()
         surrogate = surrogates.reinforce
         if clip is not None:

@@ -7,11 +7,12 @@ import inspect
 
 import pytest
 import torch
-from tests.certificates import cases, exact, expected, losses, world
-from tests.certificates.cases import CERTIFICATES, TOLERANCE, Certificate
-from tests.certificates.faults import FAULTS, Fault
 
 from novarl.algos import advantages, aggregate, kl, logprobs, off_policy, surrogates
+from tests.certificates import certificate, exact, expected, losses, world
+from tests.certificates.cases import CERTIFICATES
+from tests.certificates.certificate import TOLERANCE, Certificate
+from tests.certificates.faults import FAULTS, Fault
 
 ZERO = {"k1 as loss"}
 """Certificates whose claim is that there is nothing."""
@@ -50,7 +51,9 @@ def test_the_exact_side_does_not_import_the_library() -> None:
         assert not [name for name in imported if name.startswith("novarl")]
 
 
-@pytest.mark.parametrize("here", [cases.LONG, cases.MIDDLE, cases.SHORT, cases.BINARY, cases.COLD])
+@pytest.mark.parametrize(
+    "here", [certificate.LONG, certificate.MIDDLE, certificate.SHORT, certificate.BINARY, certificate.COLD]
+)
 def test_a_world_is_complete_and_uneven(here: world.World) -> None:
     """Everything that can be said is listed once, and nothing is nearly certain or nearly impossible."""
     p = exact.fixed(here, here.policy)
@@ -58,16 +61,24 @@ def test_a_world_is_complete_and_uneven(here: world.World) -> None:
     torch.testing.assert_close(p.sum(), torch.tensor(1.0, dtype=torch.float64))
     assert p.max() < 0.8 and p.max() > 2 * p.min()
     assert here.reward.unique().numel() > 1
-    ratio = exact.ratios(here, here.policy, here.old)
-    assert (ratio > 1.28).any() and (ratio < 0.8).any(), "nothing would be clipped"
+
+
+def test_both_clips_are_active_in_the_off_policy_certificate() -> None:
+    ratio, reward = (
+        exact.ratios(certificate.LONG, certificate.LONG.policy, certificate.LONG.old),
+        certificate.LONG.reward[:, None],
+    )
+    low, high = certificate.CLIP
+    assert ((ratio > 1 + high) & (reward > 0)).any() and ((ratio < 1 - low) & (reward < 0)).any()
+    assert ((ratio > 1 + low) & (ratio < 1 + high) & (reward > 0)).any(), "clip-higher would change nothing"
 
 
 def test_k1_as_a_loss_is_noise() -> None:
     """It has no gradient on average, yet one in every sample: the certificate of its zero is not vacuous."""
     batch_losses = losses.kl_loss("k1")
-    packed = expected.pack(cases.LONG)
-    logp, entropy = expected.token_logp(packed, cases.LONG.policy)
-    reference, _ = expected.token_logp(packed, cases.LONG.reference)
+    packed = expected.pack(certificate.LONG)
+    logp, entropy = expected.token_logp(packed, certificate.LONG.policy)
+    reference, _ = expected.token_logp(packed, certificate.LONG.reference)
     span = torch.tensor(packed.spans[0])
     one = expected.Minibatch(
         *[column[span] for column in (logp, entropy, logp.detach(), logp.detach(), reference.detach(), packed.mask)],
@@ -75,5 +86,5 @@ def test_k1_as_a_loss_is_noise() -> None:
         *[torch.zeros(1, dtype=torch.float64)] * 2,
         torch.zeros(1, dtype=torch.int64),
     )
-    (gradient,) = torch.autograd.grad(batch_losses(one), cases.LONG.policy.head)
+    (gradient,) = torch.autograd.grad(batch_losses(one), certificate.LONG.policy.head)
     assert gradient.abs().max() > 1e-2

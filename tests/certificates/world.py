@@ -37,8 +37,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All answers of up to `longest` tokens, their rewards, and four policies: `policy` is the one being trained; `old`,
-    `behavior` and `reference` are others, near enough that ratios stay moderate."""
+    """All answers of up to `longest` tokens, their rewards, and four policies: `policy` is the one being trained, and
+    `old`, `behavior` and `reference` lie round it, near enough for ratios to stay moderate."""
 
     longest: int
     answers: tuple[Answer, ...]
@@ -78,7 +78,7 @@ def make_world(longest: int, *, binary: bool = False, temperature: float = 1.0, 
         states=states,
         reward=(reward > reward.median()).double() if binary else reward,
         policy=Policy(embed.clone().requires_grad_(), head.clone().requires_grad_(), temperature),
-        old=near(0.15),
-        behavior=near(0.2),
+        old=near(0.25),
+        behavior=near(0.25),
         reference=near(0.3),
     )

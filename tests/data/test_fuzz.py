@@ -18,7 +18,7 @@ from novarl.models.byte_tokenizer import ByteTokenizer
 TOKENIZER = ByteTokenizer()
 FUZZ = settings(
     deadline=None,
-    max_examples=200,
+    max_examples=150,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

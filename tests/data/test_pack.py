@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor
 
 from novarl.core.types import Batch, Prompt, Rollout, Scored, Sequence
 from novarl.data.pack import microbatches, minibatches, pack, pack_sequences, padded, partition, select
 
-PURE = settings(deadline=None, derandomize=True, database=None, max_examples=200)
+PURE = settings(
+    deadline=None, derandomize=True, database=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow]
+)
 LENGTHS = st.lists(st.integers(0, 60), max_size=24)
 
 

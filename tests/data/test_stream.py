@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from novarl.core.errors import NovaError
 from novarl.data.stream import Stream
@@ -23,14 +23,14 @@ def test_every_epoch_holds_every_row_once_in_its_own_order() -> None:
     assert epochs[0] != [index for _, index in Stream(50, seed=4).take(50)]
 
 
-@settings(deadline=None, derandomize=True, database=None)
+@settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 20), st.lists(st.integers(0, 30), max_size=6))
 def test_how_much_is_taken_at_once_changes_nothing(length: int, sizes: list[int]) -> None:
     stream = Stream(length, seed=0)
     assert [row for k in sizes for row in stream.take(k)] == Stream(length, seed=0).take(sum(sizes))
 
 
-@settings(deadline=None, derandomize=True, database=None)
+@settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 20), st.integers(0, 50))
 def test_a_restarted_stream_goes_on(length: int, before: int) -> None:
     stream, restarted = Stream(length, seed=9), Stream(length, seed=9)

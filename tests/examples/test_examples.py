@@ -9,11 +9,14 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from novarl.core.types import Prompt, Rollout
 from novarl.rewards.compose import RewardSet
@@ -38,6 +41,15 @@ def load_module(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As the example runs: so small a network is slower on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["directions", "bandit"])
@@ -73,7 +85,8 @@ def test_minimal_ppo_repeats_with_its_seed(capsys: pytest.CaptureFixture[str]) -
     module = load_module(ROOT / "examples" / "minimal_ppo_sync.py")
 
     def rewards(seed: int) -> list[str]:
-        module.train("directions", 2, seed)
+        with one_thread():
+            module.train("directions", 2, seed)
         return re.findall(r"reward [\d.]+  kl [\d.]+", capsys.readouterr().out)
 
     assert rewards(3) == rewards(3) != rewards(4)

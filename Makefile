@@ -44,10 +44,10 @@ train_smoke: $(STAMP) ## under two minutes: a language model learns to sort, bef
 	$(PY) -m novarl demo $(ARGS)
 
 train_quick: $(STAMP) ## at most 6 minutes: arithmetic, more SFT against RL
-	$(PY) benchmarks/arithmetic.py --budget quick $(ARGS)
+	$(PY) -m benchmarks.arithmetic --budget quick $(ARGS)
 
 train_full: $(STAMP) ## at most 18 minutes: the same, further
-	$(PY) benchmarks/arithmetic.py --budget full $(ARGS)
+	$(PY) -m benchmarks.arithmetic --budget full $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy (strict on core and algos), import contracts
 	$(PY) -m ruff check .
@@ -66,17 +66,17 @@ test: $(STAMP) ## the tests, two at a time, on one thread each
 	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
 
 certificates: $(STAMP) ## every estimator against the exact gradient of expected reward
-	$(PY) benchmarks/certificates.py $(ARGS)
+	$(PY) -m benchmarks.certificates $(ARGS)
 
 test-kill: $(STAMP) ## kill -9 at random instants; resume must be bit-identical
-	$(PY) benchmarks/kill.py $(ARGS)
+	$(PY) -m benchmarks.kill $(ARGS)
 
 test-real: $(STAMP) ## SFT, then RL, on real data: make test-real DATA=dir
 	@test -n "$(DATA)" || { echo "say where the data are: make test-real DATA=dir" >&2; exit 2; }
-	$(PY) benchmarks/real.py --data "$(DATA)" $(ARGS)
+	$(PY) -m benchmarks.real --data "$(DATA)" $(ARGS)
 
 bench-smoke: $(STAMP) ## the smoke run over three seeds, and with shuffled rewards
-	$(PY) benchmarks/smoke.py $(ARGS)
+	$(PY) -m benchmarks.smoke $(ARGS)
 
 tensorboard: $(STAMP) ## curves of the newest run, at http://localhost:6006
 	$(VENV)/bin/tensorboard --logdir runs/latest/tb --port 6006 $(ARGS)

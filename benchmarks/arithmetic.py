@@ -1,7 +1,7 @@
 """More imitation or reinforcement, from one start and for the same wall-clock: `make train_quick`, `make train_full`.
 
-For each difficulty: a tiny model imitates demonstrations; then one arm goes on imitating the same demonstrations, at each
-of three learning rates, and the other learns from the verifier's rewards, each for as many seconds of training.
+For each difficulty: a tiny model imitates demonstrations; then one arm goes on imitating the same demonstrations, at
+each of three learning rates, and the other learns from the verifier's rewards, each for as many seconds of training.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def main() -> int:
         for name, score in r["scores"].items()
     ]
     gaps = [
-        f"{r['difficulty']} digits: RL is {100 * r['gap'][0]:+.1f} points ahead of {r['best_sft']} in pass@1, 95 % interval "
-        f"{100 * r['gap'][1]:+.1f} to {100 * r['gap'][2]:+.1f}."
+        f"{r['difficulty']} digits: RL is {100 * r['gap'][0]:+.1f} points ahead of {r['best_sft']} in pass@1, "
+        f"95 % interval {100 * r['gap'][1]:+.1f} to {100 * r['gap'][2]:+.1f}."
         for r in results
     ]
     met = all(r["gap"][0] >= 0.20 and r["gap"][1] > 0 for r in results)
@@ -139,8 +139,8 @@ def main() -> int:
     report.RESULTS.mkdir(parents=True, exist_ok=True)
     draw(results, report.RESULTS / f"{name}.png")
     body = (
-        f"{(__doc__ or '').strip()}\n\nGoal: RL ahead by at least 20 points, the interval above 0: {'met' if met else 'NOT met'}. "
-        f"Total time {time.perf_counter() - begin:.0f} s.\n\n"
+        f"{(__doc__ or '').strip()}\n\nGoal: RL ahead by at least 20 points, the interval above 0: "
+        f"{'met' if met else 'NOT met'}. Total time {time.perf_counter() - begin:.0f} s.\n\n"
         + report.table(["digits", "arm", "training seconds", "greedy", "pass@1", f"pass@{SAMPLES}", "n"], rows)
         + "\n\n"
         + "\n\n".join(gaps)

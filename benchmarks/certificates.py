@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script, python looks beside it only
 
 from benchmarks import report
 from tests.certificates.cases import CERTIFICATES
@@ -19,9 +23,9 @@ states share parameters) is asked what the expected update is, in float64: the l
 loss over every minibatch that can be drawn, weighted by its probability; the exact side is written from probabilities
 alone, in `tests/certificates/exact.py`, which does not import the library. They must agree to {TOLERANCE:g}.
 
-J = E[R] is the expected reward, y an answer, |y| its number of tokens, k the size of a group, B of a batch, pi the
-policy, mu another that sampled, ref the reference. Where the exact side is not grad J, the difference is the method's
-bias."""
+J = E[R] is the expected reward; y an answer, L its number of tokens, R its reward; y', L', R' those of another draw; k
+the size of a group, B of a batch; pi the policy, mu another that sampled, ref the reference. Where the expected update
+is not grad J, the difference is the method's bias."""
 PLANTED = """\
 Each fault is planted in the library's function, and the named certificate computed again. (A wrong baseline that still
 ignores the sample stays unbiased, so no expectation can tell it; the golden numbers in `tests/algos` do.)"""
@@ -38,57 +42,56 @@ def planted(fault: Fault) -> Iterator[None]:
         setattr(fault.module, fault.function, sound)
 
 
+def certified() -> dict[str, float]:
+    """The error of every certificate."""
+    return {name: case.error() for name, case in CERTIFICATES.items()}
+
+
+def provoked() -> list[float]:
+    """The error, for every fault, of the certificate that must catch it."""
+    errors = []
+    for fault in FAULTS:
+        with planted(fault):
+            errors.append(CERTIFICATES[fault.caught_by].error())
+    return errors
+
+
 def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)  # nothing here is large enough for two
-    certified, caught = [], []
-    for name, case in CERTIFICATES.items():
-        error = case.error()
-        certified.append({"name": name, "exact": case.claim, "error": error, "holds": error <= TOLERANCE})
-    for fault in FAULTS:
-        with planted(fault):
-            error = CERTIFICATES[fault.caught_by].error()
-        caught.append(
-            {
-                "function": fault.where,
-                "fault": fault.name,
-                "certificate": fault.caught_by,
-                "error": error,
-                "caught": not error <= TOLERANCE,
-            }
-        )
-    holding, found = sum(row["holds"] for row in certified), sum(row["caught"] for row in caught)
+    sound, faulty = certified(), provoked()
+    holding = sum(error <= TOLERANCE for error in sound.values())
+    caught = sum(not error <= TOLERANCE for error in faulty)
+    claims = [
+        [name, f"`{CERTIFICATES[name].claim}`", f"{error:.0e}", "yes" if error <= TOLERANCE else "**NO**"]
+        for name, error in sound.items()
+    ]
+    faults = [
+        [f"`{fault.where}`", fault.name, fault.caught_by, f"{error:.0e}", "**NO**" if error <= TOLERANCE else "yes"]
+        for fault, error in zip(FAULTS, faulty, strict=True)
+    ]
     body = "\n\n".join(
         [
             ABOUT,
-            f"## {holding} of {len(certified)} certificates hold",
-            report.table(
-                ["what", "its expected update is", "largest error", "holds"],
-                [[row["name"], f"`{row['exact']}`", f"{row['error']:.0e}", yes(row["holds"])] for row in certified],
-            ),
-            f"## {found} of {len(caught)} planted faults are caught",
+            f"## {holding} of {len(sound)} certificates hold",
+            report.table(["what", "its expected update is", "largest error", "holds"], claims),
+            f"## {caught} of {len(faulty)} planted faults are caught",
             PLANTED,
-            report.table(
-                ["function", "fault", "caught by", "error", "caught"],
-                [
-                    [
-                        f"`{row['function']}`",
-                        row["fault"],
-                        row["certificate"],
-                        f"{row['error']:.0e}",
-                        yes(row["caught"]),
-                    ]
-                    for row in caught
-                ],
-            ),
+            report.table(["function", "fault", "certificate", "its error", "caught"], faults),
         ]
     )
-    report.write("certificates", "Certificates", body, {"certificates": certified, "faults": caught})
-    return 0 if holding == len(certified) and found == len(caught) else 1
-
-
-def yes(fact: bool) -> str:
-    return "yes" if fact else "**NO**"
+    data = {
+        "tolerance": TOLERANCE,
+        "certificates": [
+            {"name": name, "exact": CERTIFICATES[name].claim, "error": error} for name, error in sound.items()
+        ],
+        "faults": [
+            {"function": fault.where, "fault": fault.name, "certificate": fault.caught_by, "error": error}
+            for fault, error in zip(FAULTS, faulty, strict=True)
+        ],
+    }
+    report.write("certificates", "Certificates", body, data)
+    return 0 if holding == len(sound) and caught == len(faulty) else 1
 
 
 if __name__ == "__main__":

@@ -163,8 +163,8 @@ def main() -> int:
     print(f"{equal}/{len(random_ones)}")
     body = (
         f"A run of {len(reference[0])} updates (`novarl {' '.join(RUN)}`) is killed with SIGKILL and resumed with "
-        "`resume=auto`; metrics without the clocks, rollout logs and every tensor of the last checkpoint are compared, bit "
-        "for bit, with the run that was "
+        "`resume=auto`; metrics without the clocks, rollout logs and every tensor of the last checkpoint are compared, "
+        "bit for bit, with the run that was "
         "never stopped.\n\n"
         + report.table(
             ["kill", "trials", "killed before the end", "bit-identical"],

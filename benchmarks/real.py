@@ -1,7 +1,7 @@
 """Real data from end to end: SFT, then RL on GSM8K with the small built-in model: `make test-real DATA=dir`.
 
-A model of 6M parameters does not learn to solve word problems in minutes, and nothing here says it does: this shows that
-real files go through, that every row is accounted for, and that both runs leave what they promise.
+A model of 6M parameters does not learn to solve word problems in minutes, and nothing here says it does: this shows
+that real files go through, that every row is accounted for, and that both runs leave what they promise.
 """
 
 from __future__ import annotations
@@ -47,19 +47,23 @@ def main() -> int:
            f"steps={arguments.sft_steps}", "eval.n=100", f"run_dir={sft}", quiet=False)  # fmt: skip
     novarl("rl", f"data={data}", "prompt_key=question", "answer_key=answer", f"model={sft}/checkpoints/latest/model",
            f"reward={ROOT}/examples/gsm8k_reward.py:reward_fn", "prompts_per_rollout=4", "responses_per_prompt=4",
-           "rollout.max_tokens=128", f"steps={arguments.rl_steps}", "eval.n=20", f"run_dir={rl}", quiet=False)  # fmt: skip
+           "rollout.max_tokens=128", "eval.n=20", f"steps={arguments.rl_steps}", f"run_dir={rl}",
+           quiet=False)  # fmt: skip
     problems: list[str] = []
     found = {"sft": check(sft, problems), "rl": check(rl, problems)}
     losses = [line["loss"] for line in metrics(sft)]
     if not losses[-1] < 0.8 * losses[0]:
         problems.append(f"gsm8k-sft: the loss went from {losses[0]:.2f} to {losses[-1]:.2f}")
-    rows = [[name, f["steps"], *(f["rows"][k] for k in ("read", "used", "truncated", "refused")), f["before"]["score"],
-             f["after"]["score"], f["seconds"]] for name, f in found.items()]  # fmt: skip
+    counts = ("read", "used", "truncated", "refused")
+    rows = [
+        [name, f["steps"], *(f["rows"][k] for k in counts), f["before"]["score"], f["after"]["score"], f["seconds"]]
+        for name, f in found.items()
+    ]
     body = (
         f"{(__doc__ or '').strip()}\n\n"
         + report.table(["run", "steps", "read", "used", "truncated", "refused", "before", "after", "seconds"], rows)
-        + f"\n\nSFT: the loss went from {losses[0]:.3f} to {losses[-1]:.3f} nats a byte; its score is the mean log-probability of a "
-        "held-out answer's byte. RL: its score is the share of right answers.\n\n"
+        + f"\n\nSFT: the loss went from {losses[0]:.3f} to {losses[-1]:.3f} nats a byte; its score is the mean "
+        "log-probability of a held-out answer's byte. RL: its score is the share of right answers.\n\n"
         + ("\n".join(problems) if problems else "All that is promised is there.")
     )
     report.write("real", "Real data: GSM8K", body, {"runs": found, "problems": problems})

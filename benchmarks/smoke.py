@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -21,7 +22,11 @@ def main() -> int:
         for arm, extra in (("verifier", []), ("shuffled", [f"reward={HERE / 'shuffled_reward.py'}:reward_func"])):
             for seed in arguments.seeds:
                 run_dir = Path(scratch) / f"{arm}-{seed}"
-                novarl("demo", f"seed={seed}", f"run_dir={run_dir}", *extra)
+                said = novarl("demo", f"seed={seed}", f"run_dir={run_dir}", *extra).stdout
+                if not rows:  # what the README shows
+                    report.RESULTS.mkdir(parents=True, exist_ok=True)
+                    (report.RESULTS / "smoke.txt").write_text(said.replace(str(run_dir), "runs/demo"))
+                    shutil.copy(run_dir / "figures" / "curves.png", report.RESULTS / "smoke.png")
                 found = summary(run_dir)
                 before, after = found["before"]["score"], found["after"]["score"]
                 fine = after - before >= 0.60 if arm == "verifier" else abs(after - before) <= 0.05

@@ -56,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"novarl: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     except Exception as error:
+        if (full := _full_disk(error)) is not None:
+            print(f"novarl: {full}", file=sys.stderr)
+            return 2
         error.add_note(
             f"This is a fault in NovaRL {novarl.__version__}, not in your input: please report it with the lines above."
         )
@@ -76,6 +79,19 @@ def _dispatch(words: list[str]) -> int:
     else:
         _run(command, rest)
     return 0
+
+
+def _full_disk(error: Exception) -> NovaError | None:
+    """A disk without room is the user's to mend, wherever it is noticed: a log, a sample, a checkpoint."""
+    import errno
+
+    from novarl.core.checkpoint import disk_error
+
+    refused = disk_error(error)
+    if refused is None or refused.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    fix = "make room, then go on from the last checkpoint with resume=auto"
+    return NovaError(f"the run stopped: {refused.strerror}", where=refused.filename or "disk", fix=fix)
 
 
 def _front(command: str, words: list[str]) -> int:

@@ -26,10 +26,10 @@ def weights(
 ) -> Tensor:
     """The weight of each token [N], 0 outside the mask.
 
-        how          divides by                                                    used by
-        "token"      M, the masked tokens of the whole minibatch                   DAPO, SFT
-        "sequence"   trajectories x the masked tokens of the token's trajectory    GRPO
-        "constant"   trajectories x constant                                       REINFORCE and RLOO: 1; Dr. GRPO: max_tokens
+        how          divides by                                                used by
+        "token"      the masked tokens of the whole minibatch                  DAPO, SFT
+        "sequence"   trajectories x the masked tokens of its own trajectory    GRPO
+        "constant"   trajectories x constant                                   REINFORCE, RLOO: 1; Dr. GRPO: max_tokens
 
     "constant" with 1 is the mean over trajectories of the *sum* over their tokens: the gradient of expected reward as
     it is; with max_tokens it is that gradient over max_tokens, and no trajectory's tokens weigh more because it is

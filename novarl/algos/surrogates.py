@@ -18,7 +18,7 @@ def reinforce(logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor) -
     Exact where the policy itself sampled the tokens; it does not look at `old_logp`. With A = 1 it is supervised
     fine-tuning. Nothing is ever clipped, so `clip_fraction` is False throughout.
     """
-    loss = torch.where(mask, -advantage * logp, 0.0)
+    loss = -torch.where(mask, advantage, 0.0) * torch.where(mask, logp, 0.0)
     return loss, {"clip_fraction": torch.zeros_like(mask)}
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from novarl.core.errors import NovaError
+
 if TYPE_CHECKING:
     from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
 
@@ -47,6 +49,12 @@ def check() -> None:
 
 
 def _unless_stopped(summary: dict[str, Any]) -> dict[str, Any]:
+    if summary["status"] == "unsaved":
+        raise NovaError(
+            f"the checkpoint of step {summary['steps']} could not be written, so what was learnt last is not kept",
+            where=summary.get("paths", {}).get("run_dir"),
+            fix="make room, then go on from the last checkpoint with resume=auto",
+        )
     if summary["status"] == "stopped":
         raise KeyboardInterrupt(f"stopped after step {summary['steps']}, and saved")
     return summary

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,20 +11,27 @@ from novarl.build.judge import Judge, write_samples
 from novarl.build.machine import start
 from novarl.build.resolve import DATA_MAX_TOKENS
 from novarl.build.rewards import build_env, build_rewards
-from novarl.build.rows import rl_rows
+from novarl.build.rows import Rows, rl_rows
 from novarl.build.sampling import Sampler, local_engine
 from novarl.build.session import open_run
 from novarl.config.load import to_yaml
 from novarl.config.tree import EvalConfig
-from novarl.core.rundir import environment
-from novarl.core.types import Sampling
+from novarl.core.bus import Bus
+from novarl.core.errors import NovaError
+from novarl.core.rundir import RunDir, environment
+from novarl.core.types import Prompt, Sampling
+from novarl.loops.evaluate import Evaluation
 from novarl.models.load import load
+from novarl.observe.sinks.jsonl import JsonlSink
 from novarl.observe.summary import render_summary
 from novarl.tasks.registry import find_task
+
+FILES = {"run_dir": "", "events": "events.jsonl", "samples": "samples.md"}
 
 
 def run_eval(config: EvalConfig) -> dict[str, Any]:
     """Evaluate, print the score with its interval, and return what summary.json holds."""
+    began = time.perf_counter()
     device, ranks = start(config.device, config.threads, config.seed)
     opened = open_run("eval", config.run_dir, None, ranks)
     task = find_task(config.task, dict(config.task_options)) if config.task else None
@@ -55,21 +64,40 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     finally:
         rewards.close()
         engine.close()
-    folder = opened.rundir.path
+    if found.n == 0:
+        raise NovaError(
+            f"the reward failed for every row: {str(found.rows[0].error).partition(chr(10))[0]}",
+            where="reward",
+            fix="mend the reward function",
+        )
     summary = {
+        "seconds": round(time.perf_counter() - began, 3),
         "status": "done",
         "command": "eval",
         "task": config.task,
+        "steps": 0,
         "rows": rows.summary(),
+        "before": None,
         "after": found.summary(),
-        "paths": {"run_dir": str(folder), "samples": str(folder / "samples.md")},
+        "paths": {name: str(opened.rundir.path / file) for name, file in FILES.items()},
     }
     if ranks.rank == 0:
-        opened.rundir.create()
-        (folder / "config.yaml").write_text(to_yaml(config))
-        opened.rundir.write_json("manifest.json", {**environment(), "kind": "eval", "seed": config.seed})
-        write_samples(folder / "samples.md", found.rows)
-        opened.rundir.write_json("summary.json", summary)
+        _write(config, opened.rundir, rows, found, summary)
         print(render_summary(summary), end="")
     ranks.stop()
     return summary
+
+
+def _write(
+    config: EvalConfig, rundir: RunDir, rows: Rows[Prompt], found: Evaluation, summary: Mapping[str, Any]
+) -> None:
+    """What an evaluation leaves behind: the same files as a training run, but for its metrics."""
+    rundir.create()
+    rundir.write_json("manifest.json", {**environment(), "kind": "eval", "seed": config.seed})
+    (rundir.path / "config.yaml").write_text(to_yaml(config))
+    bus = Bus([JsonlSink(rundir.path)])
+    rows.report(bus)
+    bus.event("eval", name="after", **found.summary())
+    bus.close()
+    write_samples(rundir.path / "samples.md", found.rows)
+    rundir.write_json("summary.json", summary)

@@ -66,6 +66,13 @@ def resolve_rl(config: RLConfig) -> RLPlan:
             where="epochs_per_rollout",
             fix="make updates_per_rollout a multiple of epochs_per_rollout",
         )
+    trajectories = config.prompts_per_rollout * config.responses_per_prompt
+    if updates // config.epochs_per_rollout > trajectories:
+        raise NovaError(
+            f"{trajectories} answers in a step cannot be shared among the {updates} updates of algo={config.algo}",
+            where="updates_per_rollout",
+            fix="use fewer updates, or more prompts_per_rollout",
+        )
     fresh = config.model in BUILT_IN_MODELS
     warmup = config.warmup if config.warmup is not None else (task.warmup if task and fresh else 0)
     return RLPlan(
@@ -161,11 +168,15 @@ def _check(merged: Algorithm, config: RLConfig) -> None:
         )
     if merged.estimator != "group" and merged.norm_std:
         raise NovaError(
-            f"adv.estimator={merged.estimator} has no group whose deviation to divide by", where="adv.norm_std"
+            f"adv.estimator={merged.estimator} has no group whose deviation to divide by",
+            where="adv.norm_std",
+            fix="use adv.estimator=group, or adv.whiten=true",
         )
     if alone and merged.dynamic_sampling:
         raise NovaError(
-            "with one answer a prompt no group varies, and all would be dropped", where="dynamic_sampling.enabled"
+            "with one answer a prompt no group varies, and all would be dropped",
+            where="dynamic_sampling.enabled",
+            fix="use responses_per_prompt=2 or more, or dynamic_sampling.enabled=false",
         )
     if merged.kl_type == "loss" and merged.kl_estimator == "k1":
         raise NovaError(

@@ -14,7 +14,7 @@ from novarl.build.judge import Judge, write_samples
 from novarl.build.machine import start
 from novarl.build.resolve import RLPlan, resolve_rl
 from novarl.build.rewards import build_env, build_rewards
-from novarl.build.rows import Rows, demonstrations, raw, rl_rows
+from novarl.build.rows import Rows, demonstrations, longest_prompt, raw, rl_rows
 from novarl.build.sampling import Sampler, local_engine
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
@@ -71,7 +71,7 @@ def run_rl(config: RLConfig) -> dict[str, Any]:
     plan = resolve_rl(config)
     device, ranks = start(config.device, config.threads, config.seed)
     opened = open_run("rl", config.run_dir, config.resume, ranks)
-    if (ended := _already_done(opened, config)) is not None:
+    if (ended := opened.finished("rl", steps=config.steps, model=config.model)) is not None:
         return ended
     with Interrupts() as interrupts:
         run = compose(config, plan, ranks=ranks, device=device, opened=opened, interrupts=interrupts)
@@ -83,14 +83,6 @@ def run_rl(config: RLConfig) -> dict[str, Any]:
             run.engine.close()
             run.session.bus.close()
             ranks.stop()
-
-
-def _already_done(opened: Opened, config: RLConfig) -> dict[str, Any] | None:
-    """The summary of a finished run that is resumed once more: there is nothing left to do."""
-    summary = opened.rundir.read_json("summary.json") if opened.checkpoint else None
-    if summary and summary.get("status") == "done" and summary.get("steps", 0) >= config.steps:
-        return summary
-    return None
 
 
 def compose(
@@ -369,7 +361,7 @@ def _reference(run: Online) -> Scorer:
 
 def _check_agreement(run: Online, batch: Batch, rollouts: Sequence[Rollout]) -> Record:
     """Before the first update: sampler and learner agree, or the run is refused."""
-    limit = run.config.max_length or run.policy.context - run.plan.max_tokens
+    limit = longest_prompt(run.config, run.policy, max_tokens=run.plan.max_tokens)
 
     def render(prompt: Prompt) -> tuple[int, ...]:
         return render_prompt(run.policy.tokenizer, prompt.messages, apply_chat_template=run.config.apply_chat_template)[

@@ -57,19 +57,24 @@ def set_aside(items: list[T], most: int) -> tuple[list[T], list[T]]:
     return [item for index, item in enumerate(items) if index not in held], [items[index] for index in sorted(held)]
 
 
-def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *, max_tokens: int) -> Rows[Prompt]:
-    """Prompts to train on and to measure on."""
-    bad: list[BadRow] = []
-    limit = config.max_length or policy.context - max_tokens
-    if limit < 1:
+def longest_prompt(config: RLConfig | EvalConfig, policy: Policy, *, max_tokens: int) -> int:
+    """The most tokens in a prompt: `max_length`, and in any case what the context leaves beside the answer."""
+    room = policy.context - max_tokens
+    if room < 1:
         raise NovaError(
             f"answers of {max_tokens} tokens leave no room for a prompt in a context of {policy.context}",
             where="rollout.max_tokens",
             fix="make it smaller",
         )
+    return min(config.max_length or room, room)
+
+
+def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *, max_tokens: int) -> Rows[Prompt]:
+    """Prompts to train on and to measure on."""
+    bad: list[BadRow] = []
     options: dict[str, Any] = {
         "tokenizer": policy.tokenizer,
-        "max_length": limit,
+        "max_length": longest_prompt(config, policy, max_tokens=max_tokens),
         "on_long": config.on_long,
         "apply_chat_template": config.apply_chat_template,
         "max_bad_rows": config.max_bad_rows,

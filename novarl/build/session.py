@@ -65,6 +65,21 @@ class Opened:
     def state(self) -> dict[str, Any] | None:
         return self.checkpoint.load() if self.checkpoint else None
 
+    def finished(self, phase: str, *, steps: int, model: str) -> dict[str, Any] | None:
+        """The summary of a run of `model` that is resumed once more with nothing left to do, or None.
+
+        Only where the checkpoint is that of the last step: one that was damaged or never written is made good.
+        """
+        summary = self.rundir.read_json("summary.json") if self.checkpoint else None
+        if self.checkpoint is None or summary is None or summary.get("status") != "done":
+            return None
+        saved = self.checkpoint.outline()
+        at_end = saved["phase"] == phase and saved["loop"]["step"] >= steps
+        if not at_end or saved["facts"].get("model", model) != model:
+            return None
+        print(f"{self.rundir.path}: this run is finished, after {summary['steps']} steps; to go on, give it more")
+        return summary
+
 
 def open_run(kind: str, run_dir: str | None, resume: str | None, ranks: Ranks) -> Opened:
     """Find the directory and the checkpoint to resume from. Writes nothing.
@@ -81,15 +96,36 @@ def open_run(kind: str, run_dir: str | None, resume: str | None, ranks: Ranks) -
                 where=f"run_dir={run_dir}",
                 fix="leave run_dir out, or start a new run with model=<checkpoint>/model",
             )
-        return Opened(RunDir(Path(run_dir) if run_dir else checkpoint.path.parent.parent), checkpoint, [])
+        rundir = RunDir(Path(run_dir) if run_dir else checkpoint.path.absolute().parent.parent)
+        if not rundir.holds_a_run():
+            raise NovaError(
+                "the checkpoint does not lie in the directory of a run",
+                where=f"resume={resume}",
+                fix="put it back, or start a new run with model=<checkpoint>/model",
+            )
+        _check_kind(rundir, kind)
+        return Opened(rundir, checkpoint, [])
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     rundir = RunDir(Path(ranks.from_first(name)))
     if resume is None:
         rundir.refuse_if_taken()
         return Opened(rundir, None, [])
+    rundir.refuse_strangers()
+    _check_kind(rundir, kind)
     found, troubles = Checkpoints(rundir.path / "checkpoints", keep=1).find() if ranks.rank == 0 else (None, [])
     found, troubles = ranks.from_first((found, troubles))
     return Opened(rundir, open_checkpoint(found.path) if found else None, troubles)
+
+
+def _check_kind(rundir: RunDir, kind: str) -> None:
+    """Refuse to go on with a run of another command: its state would fit, and mean something else."""
+    held = (rundir.read_json("manifest.json") or {}).get("kind", kind)
+    if held != kind:
+        raise NovaError(
+            f"the run there is one of novarl {held}, and this is novarl {kind}",
+            where=f"run_dir={rundir.path}",
+            fix=f"continue it with novarl {held}, or choose another run_dir",
+        )
 
 
 @dataclass(slots=True)

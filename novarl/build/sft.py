@@ -55,6 +55,8 @@ def run_sft(config: SFTConfig) -> dict[str, Any]:
     switch_dropout_off(policy.model)
     rows = sft_rows(config, plan.task, policy)
     steps = config.steps or max(1, math.ceil((config.epochs or 1.0) * len(rows.train) / config.batch_size))
+    if (ended := opened.finished("sft", steps=steps, model=config.model)) is not None:
+        return ended
     with Interrupts() as interrupts:
         session = Session(
             rundir=opened.rundir,

@@ -25,8 +25,13 @@ def open_sinks(folder: Path, *, console: bool, tensorboard: bool) -> list[Sink]:
 
 
 def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Draw the curves, name what was written, write summary.json and say it."""
+    """Draw the curves, name what was written, write summary.json and say it.
+
+    The status is "unsaved" where the disk refused the last checkpoint: the run is then neither done nor saved.
+    """
     folder = session.rundir.path
+    if session.saved_order != session.order:
+        entries = {**entries, "status": "unsaved"}
     if session.ranks.rank != 0:
         return dict(entries)
     session.bus.flush()

@@ -79,7 +79,7 @@ class Episode(Node):
     max_batch: Count = 64
     """The most answers that are sampled at the same time; changes speed and memory, never a result."""
     reward_timeout: Above0 = 10.0
-    """Seconds that the reward of one batch of answers may take; after it its process is killed."""
+    """Seconds that one call of a reward may take (for one answer; TRL's form: for all); then its process ends."""
 
     @model_validator(mode="after")
     def _turns_need_a_partner(self) -> Episode:

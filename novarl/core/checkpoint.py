@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,14 @@ FORMAT = 1
 """Raised when a change makes older checkpoints unreadable."""
 
 
+def disk_error(error: BaseException) -> OSError | None:
+    """The refusal of the disk that `error` is, or stands for: safetensors only says it in its message."""
+    if isinstance(error, OSError):
+        return error
+    said = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    return OSError(int(said[1]), os.strerror(int(said[1]))) if said else None
+
+
 class Disk:
     """The few operations a save consists of: where tests stop the process, or fill the disk, at each of them."""
 
@@ -31,8 +40,14 @@ class Disk:
         path.write_bytes(data)
 
     def produce(self, path: Path, writer: Callable[[Path], None]) -> None:
-        """Let `writer` create the file or folder `path`."""
-        writer(path)
+        """Let `writer` create the file or folder `path`. A disk that refuses is an OSError, whoever writes."""
+        try:
+            writer(path)
+        except Exception as error:
+            refused = disk_error(error)
+            if refused is None or refused is error:
+                raise
+            raise refused from error
 
     def sync(self, path: Path) -> None:
         handle = os.open(path, os.O_RDONLY)
@@ -66,6 +81,10 @@ class Checkpoint:
     @property
     def model(self) -> Path:
         return self.path / "model"
+
+    def outline(self) -> dict[str, Any]:
+        """The state without its tensors, which may be large: a mark stands where each one was."""
+        return json.loads((self.path / "state.json").read_text())["state"]
 
     def load(self) -> dict[str, Any]:
         """The state as it was saved; tensors come back on the CPU."""
@@ -202,6 +221,8 @@ def damage(path: Path) -> str | None:
         manifest = json.loads((path / "MANIFEST").read_text())
     except (OSError, ValueError) as error:
         return f"its MANIFEST cannot be read ({type(error).__name__})"
+    if not isinstance(manifest, dict) or "state.json" not in manifest:
+        return "its MANIFEST does not name its files"
     for name, digest in manifest.items():
         file = path / name
         if not file.is_file():
@@ -214,7 +235,7 @@ def damage(path: Path) -> str | None:
 def _order(path: Path) -> int | None:
     try:
         return int(json.loads((path / "state.json").read_text())["order"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -9,6 +9,7 @@ runs/<name>/
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -25,6 +26,9 @@ from novarl.core.errors import NovaError
 
 LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts")
 """What grows while the run goes on, and is cut back to the checkpoint when it is resumed."""
+
+WRITTEN = (*LOGS, "checkpoints", "config.yaml", "summary.json", "samples.md", "figures", "reference")
+"""What a run writes beside its manifest, which comes first: found without one, it is somebody else's."""
 
 
 class RunDir:
@@ -61,9 +65,21 @@ class RunDir:
                 where=f"run_dir={self.path}",
                 fix="continue it with resume=auto, or choose another run_dir",
             )
+        self.refuse_strangers()
+
+    def refuse_strangers(self) -> None:
+        """Files of the names that a run uses, where there is no run, are not ours to cut, clear or replace."""
+        found = next((name for name in WRITTEN if (self.path / name).exists()), None)
+        if found is not None and not self.holds_a_run():
+            raise NovaError(
+                f"the directory holds {found}, which no run has written",
+                where=f"run_dir={self.path}",
+                fix="choose another run_dir",
+            )
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        write_atomic(self.path / name, json.dumps(value, indent=2, default=str) + "\n")
+        """Write strict JSON, which knows neither NaN nor infinities: they become null."""
+        write_atomic(self.path / name, json.dumps(_strict(value), indent=2, default=str, allow_nan=False) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
@@ -96,6 +112,14 @@ class RunDir:
                 sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path] * path.is_file()
             )
         return found
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    return [_strict(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def environment() -> dict[str, Any]:

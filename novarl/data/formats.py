@@ -60,12 +60,12 @@ class BadRow:
         return f"{self.where} {self.field}".strip() + f": {self.reason}"
 
 
-class Refused(Exception):
+class Refused(NovaError):
     """Raised where a row turns out to be of no use; the loader makes a BadRow of it."""
 
     def __init__(self, field: str, reason: str) -> None:
         self.field, self.reason = field, reason
-        super().__init__(f"{field}: {reason}")
+        super().__init__(reason, where=field or None)
 
 
 def detect(rows: Sequence[RawRow], purpose: Purpose, *, keys: Columns, where: str) -> Columns:

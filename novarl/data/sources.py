@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,14 +57,6 @@ def read(path: str | Path, split: str | None = None) -> Iterator[RawRow]:
             raise NovaError(f"a file has no splits, yet split {split!r} was asked for", where=name, fix="leave it out")
         rows = _file_rows(file)
     return _numbered(rows, name)
-
-
-def from_values(name: str, values: Iterable[Mapping[str, Any]]) -> Iterator[RawRow]:
-    """Rows made by a program: row i is called `name/i`. A mapping under `extra` is spread into columns."""
-    for index, value in enumerate(values):
-        extra = value.get("extra")
-        columns = {**extra, **{k: v for k, v in value.items() if k != "extra"}} if isinstance(extra, Mapping) else value
-        yield RawRow(index, f"{name}/{index}", columns)
 
 
 def _name_and_split(name: str, split: str | None) -> tuple[str, str | None]:

@@ -13,13 +13,16 @@ from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.core.types import Completion
 from novarl.engines.requests import Request
-from novarl.engines.runner import ROWS, SLOTS, ModelRunner, Prefill, padded
+from novarl.engines.runner import ROWS, ModelRunner, Prefill
 from novarl.engines.sampling import Choice, Parameters, choose
 from novarl.engines.stops import Decode, StopRule
-from novarl.models.kv_cache import KVCache
+from novarl.models.kv_cache import KVCache, extent, round_up
 
 _STATE = np.dtype([("length", np.int64), ("count", np.int64), ("limit", np.int64), ("last", np.int64)])
 _SAMPLED = np.dtype([("token", np.int64), ("logp", np.float32), ("kept_logmass", np.float32), ("version", np.int64)])
+
+_FIRST_COLUMNS = 64
+"""Room for sampled tokens to begin with; doubled when it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,11 @@ class Batch:
     def __init__(self, runner: ModelRunner, decode: Decode, *, max_batch: int, eos_ids: Sequence[int]) -> None:
         self._runner, self._decode, self._max_batch = runner, decode, max_batch
         self._eos_ids = np.array(eos_ids, np.int64)
-        rows = padded(max_batch, ROWS)
-        self._cache = KVCache(rows, SLOTS, dtype=runner.dtype)
+        rows = round_up(max_batch, ROWS)
+        self._cache = KVCache(rows, 0, dtype=runner.dtype)
         self._rows: list[Row] = []
         self._state = np.zeros(rows, _STATE)
-        self._sampled = np.zeros((rows, SLOTS), _SAMPLED)
+        self._sampled = np.zeros((rows, _FIRST_COLUMNS), _SAMPLED)
         self._regroup()
 
     @property
@@ -80,21 +83,21 @@ class Batch:
 
     def _decode_rows(self) -> Tensor:
         """Logits [size, V] after feeding every row's last token. Rows that only pad feed slot 0 of an idle row."""
-        size, width = len(self), padded(len(self), ROWS)
+        size, width = len(self), round_up(len(self), ROWS)
         tokens, slots = np.full(width, self._runner.pad_id, np.int64), np.zeros(width, np.int64)
         tokens[:size], slots[:size] = self._state["last"][:size], self._state["length"][:size] - 1
-        extent = padded(int(slots.max()) + 1, SLOTS)
-        self._cache.reserve(extent)
+        wanted = extent(int(slots.max()) + 1)
+        self._cache.reserve(wanted)
         device = self._runner.device
         fed, at = torch.from_numpy(tokens).to(device), torch.from_numpy(slots).to(device)
-        return self._runner.decode(fed, at, self._cache, extent=extent)[:size]
+        return self._runner.decode(fed, at, self._cache, extent=wanted)[:size]
 
     def _add(self, requests: Sequence[Request], prefill: Prefill) -> None:
         """Give each request a row that holds the prompt."""
         length = len(prefill.prompt)
         rows = range(len(self), len(self) + len(requests))
-        self._cache.reserve(padded(length + 1, SLOTS))
-        self._cache.insert(rows, prefill.cache, length)
+        self._cache.reserve(extent(length + 1))
+        self._cache.insert(rows, prefill.cache, prefill.row, length=length)
         for row, request in zip(rows, requests, strict=True):
             sampling = request.sampling
             own_rule = sampling.stop or sampling.stop_tokens

@@ -126,14 +126,17 @@ class LocalEngine:
     def _arrivals(self, free: int) -> list[tuple[list[Request], Prefill]]:
         """Take up to `free` waiting requests, with one prefill for each prompt. The last is kept: where the batch is
         full, the rest of a group arrives later."""
-        arrivals = []
+        groups = []
         while requests := self._queue.take(free):
-            prompt = requests[0].prompt
-            if self._carried is None or self._carried.prompt != prompt:
-                self._carried = self._runner.prefill(prompt)
-            arrivals.append((requests, self._carried))
+            groups.append(requests)
             free -= len(requests)
-        return arrivals
+        carried = {} if self._carried is None else {self._carried.prompt: self._carried}
+        prompts = [requests[0].prompt for requests in groups]
+        new = self._runner.prefill([prompt for prompt in prompts if prompt not in carried])
+        prefills = carried | {prefill.prompt: prefill for prefill in new}
+        if prompts:
+            self._carried = prefills[prompts[-1]]
+        return [(requests, prefills[requests[0].prompt]) for requests in groups]
 
     def _end_requests(self, error: BaseException) -> None:
         """Nobody waits for ever: hand `error` to every request, or cancel it where the driver was cancelled."""
@@ -174,7 +177,8 @@ def _copy_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     if unknown or missing:
         names = ", ".join((unknown or missing)[:3])
         raise NovaError(
-            f"published weights {'hold unknown' if unknown else 'lack'} {names}", fix="publish all of this model's weights"
+            f"published weights {'hold unknown' if unknown else 'lack'} {names}",
+            fix="publish all of this model's weights",
         )
     for name, tensor in weights.items():
         if tensor.shape != own[name].shape:

@@ -32,9 +32,10 @@ def checked_limit(prompt: Sequence[int], sampling: Sampling, *, context: int, vo
             f"the prompt has {len(prompt)} tokens and the model's context is {context}, which leaves no room to answer",
             fix=f"shorten the prompt to at most {context - 1} tokens",
         )
-    if not (0 <= min(prompt) and max(prompt) < vocabulary):
+    least, most = min(prompt), max(prompt)
+    if least < 0 or most >= vocabulary:
         raise NovaError(
-            f"the prompt has token ids from {min(prompt)} to {max(prompt)}, the model has ids from 0 to {vocabulary - 1}",
+            f"the prompt has token ids from {least} to {most}, the model has ids from 0 to {vocabulary - 1}",
             fix="use the tokenizer that belongs to the model",
         )
     ranges = {

@@ -1,9 +1,9 @@
-"""The model as the sampler sees it: a prompt goes in and logits come out, then one token a row at a time.
+"""The model as the sampler sees it: prompts go in and logits come out, then one token a row at a time.
 
-Bits. On a CPU with `MKL_CBWR=AVX2` in the environment before torch loads, the logits of a row are the same bits
-whichever other rows are computed with it, because (1) every matrix product has a multiple of 4 rows, (2) attention
-always gets an explicit mask, (3) a prompt is prefilled by itself. (A mixture of experts multiplies as many rows by an
-expert as were routed to it, so its rows do depend on their company, in the last bits.)
+Bits. On a CPU with `MKL_CBWR=AVX2` in the environment before torch loads, the numbers of a row are the same bits
+whichever rows are computed with it, because matrix products have a multiple of ROWS rows, attention always gets an
+explicit mask, and it reads as many slots as `kv_cache.extent` says. Without any one of these they are not. (A mixture
+of experts multiplies as many rows by an expert as were routed to it, so its last bits do depend on the company.)
 """
 
 from __future__ import annotations
@@ -19,35 +19,33 @@ from torch import Tensor, nn
 from novarl.core.errors import NovaError
 from novarl.models.attention import PACKING_ATTENTION
 from novarl.models.forward import autocast, backbone, head
-from novarl.models.kv_cache import KVCache, attention_mask
+from novarl.models.kv_cache import KVCache, attention_mask, extent, round_up
 
 ROWS = 4
-"""Rows are padded to a multiple of this: from 4 rows on, in steps of 4, a row's matrix product has the same bits."""
+"""Matrix products get a multiple of this many rows: from 4 on, in steps of 4, a row's product has the same bits."""
 
-SLOTS = 32
-"""Attention reads a multiple of this many slots, so that shapes recur from step to step."""
+PREFILL_TOKENS = 2048
+"""Prompts are prefilled together up to this many tokens, padding included; a longer prompt goes alone."""
 
-
-def padded(count: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is at least `count`."""
-    return -(-count // multiple) * multiple
+FORWARD_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
+"""What a forward pass raises that was given a cache or a mask it does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A prompt, its keys and values (row 0 of `cache`), and the logits [V] of the token after it."""
+    """A prompt, where its keys and values are (a row of `cache`), and the logits [V] of the token after it."""
 
     prompt: tuple[int, ...]
     cache: KVCache
+    row: int
     logits: Tensor
 
 
 class ModelRunner:
     """Runs a decoder-only model on a KVCache, without gradients and with dropout off.
 
-    `model` follows Hugging Face's call convention, as novarl's Decoder or as any transformers causal LM whose cache is
-    plain keys and values; others are refused by name when the runner is made. `compute_dtype` runs the forward pass
-    under autocast.
+    `model` is novarl's Decoder or any transformers causal LM whose cache is one key and one value per token; others are
+    refused by name when the runner is made. Layers run under autocast if `compute_dtype` is a 16-bit type.
     """
 
     def __init__(self, model: nn.Module, *, compute_dtype: torch.dtype | None = None, pad_id: int = 0) -> None:
@@ -59,19 +57,32 @@ class ModelRunner:
         self._check_cache()
 
     @torch.no_grad()
-    def prefill(self, prompt: Sequence[int]) -> Prefill:
-        """Run a prompt by itself; its tokens are padded to a multiple of ROWS, after their end."""
-        length, width = len(prompt), padded(len(prompt), ROWS)
-        tokens = torch.full((1, width), self.pad_id, device=self.device)
-        tokens[0, :length] = torch.tensor(prompt)
-        positions = torch.arange(width, device=self.device)[None]
-        cache = KVCache(1, width, dtype=self.dtype)
-        # The head multiplies ROWS rows here too; the last token's is one of them.
-        first = min(length - 1, width - ROWS)
+    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> list[Prefill]:
+        """Run prompts, those of like length together, and return them in their order."""
+        done: dict[int, Prefill] = {}
+        waiting = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
+        while waiting:
+            width = round_up(len(prompts[waiting[0]]), ROWS)
+            count = max(1, PREFILL_TOKENS // width)
+            together, waiting = waiting[:count], waiting[count:]
+            done |= zip(together, self._prefill([prompts[index] for index in together], width), strict=True)
+        return [done[index] for index in range(len(prompts))]
+
+    def _prefill(self, prompts: Sequence[tuple[int, ...]], width: int) -> list[Prefill]:
+        """Run prompts side by side, each padded to `width` tokens after its end, where no token of it looks."""
+        tokens = torch.full((len(prompts), width), self.pad_id)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = torch.tensor(prompt)
+        positions = torch.arange(width, device=self.device).expand(len(prompts), width)
+        slots = extent(width)
+        cache = KVCache(len(prompts), slots, dtype=self.dtype)
+        # The head multiplies a multiple of ROWS rows here too: the first is repeated.
+        rows = torch.tensor([*range(len(prompts)), *[0] * (-len(prompts) % ROWS)], device=self.device)
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)[rows]
         with self._sampling():
-            hidden = self._hidden(tokens, positions, cache, extent=width)[0, first : first + ROWS].contiguous()
-            logits = self._logits(hidden)[length - 1 - first]
-        return Prefill(tuple(prompt), cache, logits)
+            hidden = self._hidden(tokens.to(self.device), positions, cache, extent=slots)
+            logits = self._logits(hidden[rows, last])
+        return [Prefill(prompt, cache, row, logits[row]) for row, prompt in enumerate(prompts)]
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, positions: Tensor, cache: KVCache, *, extent: int) -> Tensor:
@@ -114,24 +125,25 @@ class ModelRunner:
         a family that ignores position ids or masks (ALiBi from a padding mask, recurrent states) shows here.
         """
         sequences = [[(7 * i + 3 * j) % self.vocabulary for j in range(length)] for i, length in ((1, 9), (2, 6))]
-        cache = KVCache(ROWS, 12, dtype=self.dtype)
+        idle = [[self.pad_id] * 2 for _ in range(ROWS - len(sequences))]
+        fed = torch.tensor([*(sequence[-2:] for sequence in sequences), *idle], device=self.device)
+        ends = [len(sequence) for sequence in sequences] + [2] * len(idle)
+        at = torch.tensor([[end - 2, end - 1] for end in ends], device=self.device)
+        cache = KVCache(ROWS, slots := extent(9), dtype=self.dtype)
         try:
-            for row, sequence in enumerate(sequences):
-                cache.insert([row], self.prefill(sequence[:-2]).cache, len(sequence) - 2)
-            fed = torch.tensor([*(s[-2:] for s in sequences), *([self.pad_id] * 2 for _ in range(ROWS - 2))])
-            at = torch.tensor([*([len(s) - 2, len(s) - 1] for s in sequences), *([0, 1] for _ in range(ROWS - 2))])
-            fed, at = fed.to(self.device), at.to(self.device)
-            self.decode(fed[:, 0], at[:, 0], cache, extent=12)
-            ours = self.decode(fed[:, 1], at[:, 1], cache, extent=12)[: len(sequences)].float()
+            for row, prefill in enumerate(self.prefill([tuple(sequence[:-2]) for sequence in sequences])):
+                cache.insert([row], prefill.cache, prefill.row, length=len(prefill.prompt))
+            for step in range(2):
+                logits = self.decode(fed[:, step], at[:, step], cache, extent=slots)
             with self._sampling():
-                true = torch.stack([self._uncached(sequence) for sequence in sequences]).float()
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
+                true = torch.stack([self._uncached(sequence) for sequence in sequences])
+        except FORWARD_ERRORS as error:
             raise _refusal(self.model, f"its forward pass fails with a plain key/value cache: {error}") from error
         if not bool(torch.isfinite(true).all()):
             raise NovaError("the model's logits are not finite", where=_family(self.model), fix="check its weights")
-        error = float((ours - true).norm() / true.norm().clamp(min=1e-9))
-        if error > (1e-3 if self.dtype == torch.float32 else 0.1):
-            raise _refusal(self.model, f"with a plain key/value cache its logits are off by a relative {error:.1e}")
+        distance = float((logits[: len(true)] - true).norm() / true.norm().clamp(min=1e-9))
+        if distance > (0.1 if self.dtype.itemsize == 2 else 1e-3):
+            raise _refusal(self.model, f"with a plain key/value cache its logits are off by a relative {distance:.1e}")
 
     def _uncached(self, sequence: Sequence[int]) -> Tensor:
         """The logits [V] after a sequence, by the model's own full forward pass."""
@@ -143,26 +155,28 @@ class ModelRunner:
 
 
 class _Masks:
-    """Attention masks in the form a family takes: one tensor, or one per layer type; boolean, or additive for `eager`."""
+    """Attention masks in the form a family takes: one, or one per layer type; boolean, or additive for `eager`."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         config: Any = getattr(model, "config", None)
         if getattr(model, "_is_stateful", False) or getattr(config, "is_encoder_decoder", False):
             raise _refusal(model, "its state is not one key and one value per token")
         window = getattr(config, "sliding_window", None)
-        layer_types = getattr(config, "layer_types", None) or [
-            "full_attention" if window is None else "sliding_attention"
-        ]
+        every = "full_attention" if window is None else "sliding_attention"
+        layer_types = getattr(config, "layer_types", None) or [every]
         self.windows = {name: window if name == "sliding_attention" else None for name in layer_types}
         unknown = sorted(set(self.windows) - {"full_attention", "sliding_attention"})
         if unknown:
-            raise _refusal(model, f"its layers include {', '.join(unknown)}")
+            raise _refusal(model, f"it has layers of type {', '.join(unknown)}")
         implementation = getattr(config, "_attn_implementation", "sdpa")
         if implementation not in ("sdpa", "eager", PACKING_ATTENTION):
-            raise _refusal(model, f"its attention is {implementation!r}", fix="load it with attention 'sdpa' or 'eager'")
+            raise _refusal(
+                model, f"its attention is {implementation!r}", fix="load it with attention 'sdpa' or 'eager'"
+            )
         self.additive = dtype if implementation == "eager" else None
 
     def build(self, positions: Tensor, extent: int) -> Tensor | dict[str, Tensor]:
+        """The mask(s) of a forward pass whose queries are at `positions` [B, L] and read `extent` slots."""
         masks = {}
         for name, window in self.windows.items():
             mask = attention_mask(positions, extent, window=window)

@@ -73,13 +73,16 @@ def choose(logits: Tensor, parameters: Parameters, position: Tensor) -> Choice:
     logits = logits.float()
     is_greedy = parameters.temperature == 0
     logp = (logits / torch.where(is_greedy, 1.0, parameters.temperature)[:, None]).log_softmax(-1)
+    best = logp.argmax(-1)
+    kept_logmass = torch.zeros_like(parameters.temperature)
     if parameters.greedy:
-        token, kept_logmass = logp.argmax(-1), torch.zeros_like(parameters.temperature)
+        token = best
     else:
-        kept, kept_logmass = truncate(logp, parameters) if parameters.truncates else (None, torch.zeros(len(logp)))
-        kept_logmass = kept_logmass.to(logp)
-        raced = race(logp if kept is None else logp.where(kept, -torch.inf), parameters.stream, position)
-        token = torch.where(is_greedy, logp.argmax(-1), raced)
+        possible = logp
+        if parameters.truncates:
+            kept, kept_logmass = truncate(logp, parameters)
+            possible = logp.where(kept, -torch.inf)
+        token = torch.where(is_greedy, best, race(possible, parameters.stream, position))
     return Choice(token, logp.gather(-1, token[:, None])[:, 0] - kept_logmass, kept_logmass)
 
 

@@ -13,8 +13,8 @@ class StopRule:
     """Watches one completion: `feed(token)` is True at the token that ends it.
 
     A stop string may begin and end anywhere within tokens. Only text that is not settled yet is decoded again, behind
-    the tokens settled last, since a tokenizer may render a token otherwise at the start of a text; and a text that ends
-    within a character is not settled before the character is complete.
+    the tokens settled last, since a tokenizer may render a token otherwise at the start of a text. Tokens are settled
+    once they have a text that does not end within a character.
     """
 
     def __init__(self, tokens: Collection[int], strings: Sequence[str], decode: Decode) -> None:
@@ -32,10 +32,11 @@ class StopRule:
     def _completes_string(self, token: int) -> bool:
         self._pending.append(token)
         before, after = self._decode(self._settled), self._decode(self._settled + self._pending)
-        text = self._tail + after[len(before) :]
+        new = after[len(before) :]
+        text = self._tail + new
         if any(string in text for string in self.strings):
             return True
-        if not text.endswith(_INCOMPLETE):
+        if new and not new.endswith(_INCOMPLETE):
             self._tail = text[max(0, len(text) - self._longest + 1) :]
             self._settled, self._pending = self._pending, []
         return False

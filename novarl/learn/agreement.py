@@ -68,13 +68,14 @@ class Agreement:
 
     def _structure(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
         """What can be seen without a forward pass: masks, versions, templates."""
-        sampled = [sequence for rollout in rollouts for sequence in rollout.sequences]
-        lost = sum(
-            logp != 0 and not chosen
+        sampled = [sequence for rollout in rollouts if rollout.role == "train" for sequence in rollout.sequences]
+        chosen = sum(
+            masked or logp != 0
             for sequence in sampled
-            for logp, chosen in zip(sequence.behavior_logp, sequence.mask, strict=True)
+            for logp, masked in zip(sequence.behavior_logp, sequence.mask, strict=True)
         )
-        if lost:
+        lost = chosen - int(batch.mask.sum())
+        if lost > 0:
             raise NovaError(
                 f"sampler and learner disagree: the mask leaves out {lost} tokens that the policy chose "
                 "(pad = eos: a mask made by comparing token ids loses the end-of-sequence token)",

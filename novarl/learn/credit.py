@@ -42,7 +42,7 @@ class CreditRule:
         if penalty is not None and self.kl_type == "reward":
             reward = reward - torch.zeros_like(reward).index_add(0, owner, penalty.to(reward.dtype))
         per_trajectory, ema = self._baseline(batch, reward, ema)
-        advantage = per_trajectory.float()[owner] * batch.mask
+        advantage = per_trajectory[owner] * batch.mask
         if penalty is not None and self.kl_type == "advantage":
             advantage = advantage - penalty
         if self.whiten:

@@ -102,6 +102,7 @@ class PolicyLearner:
             how=self.objective.aggregation,
             constant=self.objective.constant,
             trajectories=int((~batch.baseline).sum()),
+            dtype=batch.reward.dtype,
         )
         before: Tensor | None = None
         for number, trajectories in enumerate(micro):
@@ -155,22 +156,27 @@ class PolicyLearner:
         for name, values in stats.items():
             ledger.mean(name if name.endswith("fraction") else f"{name}_mean", values[mask].double())
         ledger.max("ratio_max", stats["ratio"][mask])
-        difference = (logp - part.behavior_logp)[mask].abs()
+        old = logp if scores.old_logp is None else scores.old_logp
+        difference = (old - part.behavior_logp)[mask].abs()
         ledger.mean("mismatch_mean", difference)
         ledger.max("mismatch_max", difference)
         if scores.ref_logp is not None:
             ledger.moments("kl", KL_ESTIMATORS["k3"](logp, scores.ref_logp)[mask])
             ledger.mean("kl_to_ref", KL_ESTIMATORS["k1"](logp, scores.ref_logp)[mask])
-        if "kl" in sums:
-            ledger.sum("kl_loss", sums["kl"])
-            ledger.sum("kl_penalty", self.objective.kl_loss_coef * sums["kl"])
+        kl_loss = sums.get("kl", torch.zeros(()))
+        ledger.sum("kl_loss", kl_loss)
+        ledger.sum("kl_penalty", self.objective.kl_loss_coef * kl_loss)
 
     @torch.no_grad()
     def _measure_move(self, batch: Batch, trajectories: list[int], before: Tensor, ledger: Ledger) -> None:
         """KL(before || after) per token, k3 on each rank's first micro-batch; after the step, never clamped."""
         part, _ = piece(batch, trajectories, self.scorer.device)
         after, _ = self.scorer(part)
-        ledger.mean("kl", KL_ESTIMATORS["k3"](before, after)[part.mask])
+        moved = KL_ESTIMATORS["k3"](before, after)[part.mask]
+        ledger.mean("kl", moved)
+        if self.reference is None:  # the nearest thing to a reference is the policy before the update
+            ledger.moments("kl", moved)
+            ledger.mean("kl_to_ref", KL_ESTIMATORS["k1"](after, before)[part.mask])
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict()}

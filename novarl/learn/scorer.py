@@ -42,9 +42,10 @@ class Scorer:
     def logprobs(self, batch: Batch, ranks: Ranks, budget: int) -> Tensor:
         """Log-probabilities [N] of a whole batch's trained tokens, on the CPU, the same on every rank; the ranks share
         the work, in micro-batches of at most `budget` tokens."""
-        whole = torch.zeros(batch.tokens.numel())
+        dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
+        whole = torch.zeros(batch.tokens.numel(), dtype=dtype)
         for trajectories in plan(batch, ranks, budget):
             part, index = piece(batch, trajectories, self.device)
-            whole[index] = self(part)[0].float().cpu()
+            whole[index] = self(part)[0].to(whole)
         ranks.sum_(whole)
         return whole

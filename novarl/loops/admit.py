@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
 from novarl.core.errors import NovaError
@@ -32,15 +32,16 @@ class Admission:
     def keep(self, scored: Sequence[Scored], target: int) -> list[Scored]:
         """The rollouts to learn from: of the first `target` groups admitted, in prompt order.
 
-        Where no group at all varies, the first groups are kept as they are: their advantages are 0.
+        Where no group at all varies, the first usable ones are kept as they are: their advantages are 0.
         """
-        admitted = self._admitted(scored) or sorted(_groups(scored))
+        admitted = self._admitted(scored) or replace(self, varied=False)._admitted(scored)
         chosen = set(admitted[:target])
         kept = [item for item in scored if item.reward is not None and item.rollout.group in chosen]
         if not any(item.rollout.role == "train" for item in kept):
-            error = next((item.error for item in scored if item.error), "no rollout was sampled")
+            errors = (item.error for item in scored if item.error)
+            first = next(errors, "no rollout was sampled").partition("\n")[0]  # a traceback may follow it
             raise NovaError(
-                f"the reward failed for every rollout of the step: {error}",
+                f"the reward failed for every rollout of the step: {first}",
                 where="reward",
                 fix="mend the reward function",
             )

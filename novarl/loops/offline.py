@@ -39,4 +39,4 @@ def offline(state: LoopState, stages: OfflineStages[Row], *, steps: int) -> Iter
             record = stages.update(stages.pack([stages.rows[index] for _, index in picked]))
         state.step += 1
         state.update += 1
-        yield record | {"epoch": float(picked[-1][0])}
+        yield record | {"epoch": float(picked[-1][0] + 1)}

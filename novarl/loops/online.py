@@ -54,7 +54,7 @@ def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
         if state.pending is None:
             state.pending = collect(state, stages)
         with stages.bus.span("update"):
-            record = state.pending.record | stages.learner.update(*state.pending.next())
+            record = stages.learner.update(*state.pending.next()) | state.pending.record
         state.update += 1
         if state.pending.used_up:
             state.pending = None
@@ -69,7 +69,8 @@ def collect(state: LoopState, stages: Stages) -> Pending:
     scored: list[Scored] = []
     stages.publish(state.update)
     while wanted := stages.admission.missing(scored, stages.prompts_per_rollout, asked=len(asked)):
-        fresh = list(enumerate(next_prompts(state, stages, wanted), start=len(asked)))
+        epoch, prompts = next_prompts(state, stages, wanted)
+        fresh = list(enumerate(prompts, start=len(asked)))
         with bus.span("rollout"):
             rollouts = stages.sample(stages.ranks.share(fresh), state.step)
         with bus.span("reward"):
@@ -82,20 +83,20 @@ def collect(state: LoopState, stages: Stages) -> Pending:
         agreed = stages.check(batch, [item.rollout for item in kept]) if state.update == 0 else {}
         scores = stages.learner.score(batch)
     credit, about_credit, state.ema = stages.credit(batch, scores, state.ema)
-    record = describe(scored, kept) | agreed | about_credit
+    record = describe(scored, kept) | agreed | about_credit | {"epoch": float(epoch)}
     pending = Pending(batch, scores, credit, minibatch_order(batch, state.step, stages), record)
     stages.keep(state.step + 1, scored, pending)
     return pending
 
 
-def next_prompts(state: LoopState, stages: Stages, count: int) -> list[Prompt]:
-    """The next `count` prompts of the shuffled stream."""
+def next_prompts(state: LoopState, stages: Stages, count: int) -> tuple[int, list[Prompt]]:
+    """(the epoch, counted from 1, and the next `count` prompts of the shuffled stream)."""
     stream = Stream(len(stages.prompts), derive(stages.seed, "prompts"))
     if state.stream:
         stream.load_state_dict(state.stream)
-    picked = [stages.prompts[index] for _, index in stream.take(count)]
+    taken = stream.take(count)
     state.stream = stream.state_dict()
-    return picked
+    return taken[-1][0] + 1, [stages.prompts[index] for _, index in taken]
 
 
 def minibatch_order(batch: Batch, step: int, stages: Stages) -> list[list[int]]:

@@ -51,10 +51,14 @@ def packed_attention(
 ) -> Tensor:
     """Causal attention within each of the sequences packed on one axis: [1, H, N, D] with sum(lengths) == N.
 
-    One causal call a sequence: no [N, N] mask, and no work between sequences. The axis is cut by `split`, whose
-    backward is one concatenation (that of slicing fills a full-size tensor for every slice).
+    One causal call a sequence (one for all, where they are equally long): no [N, N] mask, and no work between
+    sequences. The axis is cut by `split`, whose backward is one concatenation (that of slicing fills a full-size tensor
+    for every slice).
     """
     if query.size(0) != 1 or sum(lengths) != query.size(2):
         raise ValueError(f"lengths sum to {sum(lengths)}, the packed axis is {tuple(query.shape)}")
+    if len(set(lengths)) == 1:
+        rows = (tensor[0].unflatten(1, (len(lengths), -1)).transpose(0, 1) for tensor in (query, key, value))
+        return causal_attention(*rows, scale=scale).transpose(0, 1).flatten(1, 2)[None]
     parts = zip(*(tensor.split(list(lengths), dim=2) for tensor in (query, key, value)), strict=True)
     return torch.cat([causal_attention(q, k, v, scale=scale) for q, k, v in parts], dim=2)

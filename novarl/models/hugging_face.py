@@ -257,13 +257,16 @@ def _explained(name: str, what: str, *, fix: str | None = None) -> Iterator[None
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides transformers' progress bars."""
+    """Hides transformers' progress bars, and the hub's line for each of its retries: what goes wrong is raised."""
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), hub_logging.get_verbosity()
     logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
     try:
         yield
     finally:
+        hub_logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()

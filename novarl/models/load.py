@@ -5,6 +5,7 @@ The built-in models, and directories that hold one, load without transformers.
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """`dtype` as users say it. Weights are float32 also under bfloat16, which then names the dtype of matrix products."""
+
+WHOLE = "copy or save the model again"
 
 UNSTATED_CONTEXT = 32_768
 """The context of a model that states none."""
@@ -140,9 +143,12 @@ def _check_directory(name: str) -> None:
         fix = f"did you mean {inside}?" if inside else "it must hold config.json, weights and tokenizer files"
         raise NovaError("the directory holds no config.json, so it is no model", where=name, fix=fix)
     if path.exists():
-        raise NovaError("this is a file, not a model directory", where=name)
+        raise NovaError("this is a file, not a model directory", where=name, fix="give the directory it lies in")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise NovaError("no such directory", where=name, fix="the built-in models are tiny and small")
+    near = difflib.get_close_matches(name.lower(), tiny.SIZES, n=1, cutoff=0.75)
+    if near and "/" not in name:  # asked for a name like this, the hub would only say after half a minute that it has none
+        raise NovaError("no such built-in model", where=f"model={name}", fix=f"did you mean {near[0]}?")
 
 
 def _ours(directory: Path) -> bool:
@@ -159,9 +165,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise NovaError(f"not valid JSON: {error}", where=str(path)) from error
+        raise NovaError(f"not valid JSON: {error}", where=str(path), fix=WHOLE) from error
     if not isinstance(value, dict):
-        raise NovaError("not a JSON object", where=str(path))
+        raise NovaError("not a JSON object", where=str(path), fix=WHOLE)
     return value
 
 
@@ -171,4 +177,5 @@ def _read_decoder(directory: Path) -> Decoder:
     try:
         return Decoder.load(directory)
     except (SafetensorError, OSError) as error:
-        raise NovaError(f"the weights cannot be read: {error}", where=str(directory / "model.safetensors")) from error
+        where = str(directory / "model.safetensors")
+        raise NovaError(f"the weights cannot be read: {error}", where=where, fix=WHOLE) from error

@@ -1,8 +1,9 @@
 """What every metric means: its formula, unit, the direction that is good, what is healthy, how it is reduced.
 
 A Record may only hold names that stand here; `lookup` refuses any other. Notation: pi is the policy being trained,
-pi_old the policy before the rollout's first update, pi_ref the frozen reference, mu what the sampler recorded. mean_t
-runs over the trained tokens (mask True) of the whole update, mean_i over its trajectories. Logarithms are natural.
+pi_old the policy before the rollout's first update, pi_ref the frozen reference (where a run has none, the policy
+before the update, on the tokens that `kl` looks at), mu what the sampler recorded. mean_t runs over the trained tokens
+(mask True) of the whole update, mean_i over its trajectories. Logarithms are natural.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PROGRESS = {
     "step": Metric("rollout phases (RL) or batches (SFT) finished", "steps", reduction="same"),
     "update": Metric("optimiser updates finished", "updates", reduction="same"),
     "epoch": Metric(
-        "which pass over the training rows the last row of the batch belongs to", "epochs", reduction="same"
+        "which pass over the training rows the last row of the batch belongs to, from 1", "epochs", reduction="same"
     ),
     "version": Metric(
         "version of the weights that sampled: updates finished when they were published", "updates", reduction="same"

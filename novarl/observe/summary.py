@@ -17,6 +17,10 @@ LABELS = {
     "samples": "Samples",
     "rollouts": "Rollouts",
 }
+ENDS = {
+    "stopped": "Training stopped before its end; everything is saved.",
+    "unsaved": "Training ended, but the disk refused its last checkpoint.",
+}
 BAR_CELLS = 24
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -25,13 +29,10 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     """summary.json as a page of text, at most 80 columns wide but for long paths.
 
     Reads `seconds`, `steps`, `rows`, `before` and `after` (`score`, `interval`, `n`), `paths` (name: path) and `status`
-    ("done", "stopped"); what is missing is left out. `command`, `task` and `algo` shape the advice at the end.
+    ("done", "stopped", "unsaved"); what is missing is left out. `command`, `task` and `algo` shape the words.
     """
-    stopped = summary.get("status") == "stopped"
-    lines = [
-        "Training stopped before its end; everything is saved." if stopped else "Training completed successfully!",
-        "",
-    ]
+    what = "Evaluation" if summary.get("command") == "eval" else "Training"
+    lines = [ENDS.get(summary.get("status", "done"), f"{what} completed successfully!"), ""]
     lines += _scores(summary.get("before"), summary.get("after"))
     if "seconds" in summary:
         lines.append(f"Total time: {summary['seconds']:.2f} seconds")
@@ -55,7 +56,7 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     run, model = paths.get("run_dir", "runs/latest"), paths.get("model")
     subject = f"task={task}" if task else "data=…"
     advice = []
-    if summary.get("status") == "stopped":
+    if summary.get("status") in ENDS:
         advice.append((f"novarl {command} … run_dir={run} resume=auto", "go on where it stopped, as if it never had"))
     if (summary.get("rows") or {}).get("refused"):
         advice.append(

@@ -26,6 +26,8 @@ Call = tuple[Sequence[Any], dict[str, Any]]
 
 START_LIMIT = 120.0
 """Seconds in which a file must import (one that loads a model on a busy machine needs many)."""
+MOST_HANGS = 3
+"""Calls in a row that may run past their limit; then the rest of their batch is given up, not waited for one by one."""
 GRACE = 0.4
 """Seconds, past their limit, in which async calls may end themselves and then say which one holds up the others."""
 
@@ -52,6 +54,7 @@ class UserProcess:
             raise NovaError(what, where=str(path), fix="give the path of a Python file, from the current directory")
         self.path = path
         self.time_limit = time_limit
+        self._late = Failure(f"ran past its limit of {time_limit:g} s and was stopped")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"user-file-{path.stem}")
         self._pipe: Pipe | None = None
         self.functions = self._start(threading.Event())
@@ -84,9 +87,16 @@ class UserProcess:
     def _all(self, function: Function, calls: Sequence[Call], cancelled: threading.Event) -> list[Any]:
         results: dict[int, Any] = {}
         everything = list(range(len(calls)))
+        hangs = 0
         for wave in [everything] if function.is_async else [[number] for number in everything]:
             while left := [number for number in wave if number not in results]:
-                results |= self._exchange(function, {number: calls[number] for number in left}, cancelled)
+                if hangs == MOST_HANGS:
+                    why = f"was not called: {hangs} calls before it {self._late.reason}"
+                    results |= dict.fromkeys(left, Failure(why))
+                    break
+                found = self._exchange(function, {number: calls[number] for number in left}, cancelled)
+                hangs = hangs + 1 if all(value == self._late for value in found.values()) else 0
+                results |= found
         return [results[number] for number in everything]
 
     def _exchange(self, function: Function, calls: dict[int, Call], cancelled: threading.Event) -> dict[int, Any]:
@@ -102,8 +112,7 @@ class UserProcess:
             blamed = self._culprit(numbers, cancelled) if function.is_async else None
             self._kill()
             silent = [number for number in numbers if number not in results]
-            reason = Failure(f"ran past its limit of {self.time_limit:g} s and was stopped")
-            results |= {number: reason for number in ([blamed] if blamed in silent else silent)}
+            results |= {number: self._late for number in ([blamed] if blamed in silent else silent)}
         except (Died, Cancelled, NovaError) as error:
             self._kill()
             reason = Failure("was given up, as the run is stopping" if isinstance(error, Cancelled) else str(error))

@@ -58,6 +58,7 @@ class Worker:
             self.replies.flush()
 
     def load(self, path: Path) -> dict[str, Any]:
+        sys.dont_write_bytecode = True  # a run leaves no __pycache__ beside the user's files
         sys.path.insert(0, str(path.parent.resolve()))  # as `python FILE` does, so that it may import its neighbours
         try:
             self.module = _import(path)
@@ -138,15 +139,20 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
+def _name(path: Path) -> str:
+    """What Python calls the file in its code and tracebacks, however the user wrote its path."""
+    return str(path.absolute())
+
+
 def _import_error(path: Path, error: BaseException) -> dict[str, str]:
     """Where in the user's file an import went wrong, as one line."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
+    if isinstance(error, SyntaxError) and error.filename == _name(path):
         return {
             "what": f"{type(error).__name__}: {error.msg}",
             "where": f"{path}:{error.lineno}",
             "fix": "mend the file",
         }
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _name(path)]
     where = f"{path}:{lines[-1]}" if lines else str(path)
     what = f"importing it raised {type(error).__name__}: {error}"
     return {"what": what, "where": where, "fix": "the file must import on its own, as `python FILE` would"}
@@ -162,7 +168,7 @@ def _describe(path: Path, thing: Any) -> dict[str, Any]:
     return {
         "parameters": [[p.name, p.kind.name, p.default is not p.empty] for p in parameters],
         "is_async": _is_async(thing),
-        "line": code.co_firstlineno if code is not None and code.co_filename == str(path) else None,
+        "line": code.co_firstlineno if code is not None and code.co_filename == _name(path) else None,
     }
 
 

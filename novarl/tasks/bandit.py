@@ -4,8 +4,9 @@ text.
     Mira: Prefer action 1   ->   1
 
 The prompts and the table are data (`data/bandit.jsonl`). A name before the prompt, which changes nothing, makes many
-rows of the four; held-out rows have other names. The best policy earns the mean of the rows' maxima, 1.05; anything
-that is not an action earns -1.
+rows of the four; held-out rows have other names. The teacher settles for the second-best action 75 % of the time, so
+that its imitator tells the prompts apart and is most often wrong in each. The best policy earns the mean of the rows'
+maxima, 1.05; anything that is not an action earns -1.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task
 
 INVALID = -1.0
+SECOND_SHARE = 0.75
 _SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
 
 
@@ -51,7 +53,8 @@ def task() -> Task:
         return Problem(f"{name}: {prompt}", dict(actions), key=name)
 
     def teach(rng: random.Random, problem: Problem) -> str:
-        return str(rng.choice(sorted(problem.answer)))
+        worst, second, best = sorted(problem.answer, key=lambda action: float(problem.answer[action]))
+        return second if rng.random() < SECOND_SHARE else rng.choice((worst, best))
 
     return Task(
         name="bandit",
@@ -60,7 +63,7 @@ def task() -> Task:
         teach=teach,
         rewards=rewards,
         max_tokens=4,
-        warmup=40,
+        warmup=150,
         warmup_lr=3e-3,
-        rl_lr=1e-3,
+        rl_lr=3e-4,
     )

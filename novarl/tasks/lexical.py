@@ -1,10 +1,12 @@
 """Write about a topic without repeating words: NanoRL's task and reward, at a length that a tiny model can write.
 
-    Write ~12 words: the quiet river   ->   river stone river wind stone ...
+    Write ~12 words: the quiet river   ->   stone stone tree bird bird bird fish ...
 
-The teacher draws its words from a handful and so repeats them. The reward is the type-token ratio less a brevity
-penalty (`rewards.lexical`) whose target is 0.8 of the words asked for; `words=100` gives NanoRL's own prompt and its
-target of 80. A penalty scale of 0 shows the exploit of that reward: one word scores 1.0.
+The teacher goes through a list of words from a random place on, but says the last word once more 60 % of the time.
+Its imitator's most likely text repeats one word for ever; to move on is what the reward teaches. That is the
+type-token ratio less a brevity penalty (`rewards.lexical`) whose target is 0.8 of the words asked for: `words=100`
+gives NanoRL's own prompt and its target of 80. A penalty scale of 0 shows the exploit of that reward, as one word
+then scores 1.0.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task, whole
 from novarl.tasks.words import WORDS, topic
 
-POOL = 5
-"""Different words that a demonstration draws from."""
+REPEAT_SHARE = 0.6
 
 
 def task(*, words: int = 12, brevity_penalty_scale: float = 0.5) -> Task:
@@ -33,8 +34,13 @@ def task(*, words: int = 12, brevity_penalty_scale: float = 0.5) -> Task:
         return Problem(f"Write ~{count} words: {topic(rng)}")
 
     def teach(rng: random.Random, problem: Problem) -> str:
-        pool = [problem.text.split()[-1], *rng.sample(WORDS["words"], POOL - 1)]
-        return " ".join(rng.choice(pool) for _ in range(count + rng.randint(-2, 2)))
+        vocabulary, length = WORDS["words"], count + rng.randint(-2, 2)
+        place = rng.randrange(len(vocabulary))
+        written = [vocabulary[place]]
+        while len(written) < length:
+            place += rng.random() >= REPEAT_SHARE
+            written.append(vocabulary[place % len(vocabulary)])
+        return " ".join(written)
 
     def rewards() -> Mapping[str, Scorer]:
         target = max(1, round(0.8 * count))
@@ -46,7 +52,7 @@ def task(*, words: int = 12, brevity_penalty_scale: float = 0.5) -> Task:
         draw=draw,
         teach=teach,
         rewards=rewards,
-        max_tokens=9 * count,
+        max_tokens=6 * count + 12,
         warmup=200,
         warmup_lr=3e-3,
         rl_lr=3e-4,

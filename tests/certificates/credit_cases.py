@@ -99,7 +99,7 @@ def deviations() -> list[Certificate]:
         ),
         certify(
             "whiten over tokens, B=2",
-            "E[(|y'| (R - R')/n) / sqrt(|y||y'|(R - R')^2/(n(n-1))) grad log pi(y)], n = |y| + |y'|",
+            "E[(L' (R - R')/n) / sqrt(L L' (R - R')^2/(n(n-1))) grad log pi(y)], n = L + L'",
             MIDDLE,
             2,
             policy_loss(losses.whitened),
@@ -132,7 +132,7 @@ def aggregations() -> list[Certificate]:
         ),
         certify(
             "sequence aggregation, no baseline, B=2",
-            "E[R/|y| grad log pi(y)]",
+            "E[R/L grad log pi(y)]",
             LONG,
             2,
             policy_loss(losses.none, how="sequence"),
@@ -140,7 +140,7 @@ def aggregations() -> list[Certificate]:
         ),
         certify(
             "sequence aggregation, leave_one_out, k=3",
-            "E[(R - J)/|y| grad log pi(y)]",
+            "E[(R - J)/L grad log pi(y)]",
             MIDDLE,
             3,
             policy_loss(losses.leave_one_out, how="sequence"),
@@ -148,7 +148,7 @@ def aggregations() -> list[Certificate]:
         ),
         certify(
             "sequence aggregation, group, k=3",
-            "(1 - 1/3) E[(R - J)/|y| grad log pi(y)]",
+            "(1 - 1/3) E[(R - J)/L grad log pi(y)]",
             MIDDLE,
             3,
             policy_loss(losses.group, how="sequence"),
@@ -156,7 +156,7 @@ def aggregations() -> list[Certificate]:
         ),
         certify(
             "token aggregation, no baseline, B=3",
-            "E[w(|y|) R grad log pi(y)], w(l) = 3 E[1/(l + l' + l'')]",
+            "E[w(L) R grad log pi(y)], w(L) = 3 E[1/(L + L' + L'')]",
             MIDDLE,
             3,
             policy_loss(losses.none, how="token"),
@@ -164,7 +164,7 @@ def aggregations() -> list[Certificate]:
         ),
         certify(
             "token aggregation, group, k=2",
-            "E[(R - R')/(|y| + |y'|) grad log pi(y)]",
+            "E[(R - R')/(L + L') grad log pi(y)]",
             LONG,
             2,
             policy_loss(losses.group, how="token"),

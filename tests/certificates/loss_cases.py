@@ -197,7 +197,7 @@ def rows() -> list[Certificate]:
     claims: dict[str, tuple[str, Callable[[], Tensor]]] = {
         "reinforce": ("grad J", grad_j(BINARY)),
         "rloo": ("grad J", grad_j(BINARY)),
-        "grpo": ("E[A/|y| grad log pi(y)] - 0.04 E[(1/|y|) sum_t grad KL(ref, pi)]", scored(BINARY, grpo)),
+        "grpo": ("E[A/L grad log pi(y)] - 0.04 E[(1/L) sum_t grad KL(ref, pi)]", scored(BINARY, grpo)),
         "dr_grpo": ("(1 - 1/3)/max_tokens grad J", grad_j(BINARY, 2 / 3 / BINARY.longest)),
         "dapo": ("E[A/(all tokens) grad log pi(y)] / P(rewards not all equal)", scored(BINARY, dapo)),
         "ppo_clip": ("E[(R - mean)/(all tokens) grad log pi(y)]", scored(BINARY, ppo_clip)),

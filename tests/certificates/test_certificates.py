@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from novarl.algos import advantages, aggregate, kl, logprobs, off_policy, surrogates
-from tests.certificates import certificate, exact, expected, losses, world
+from tests.certificates import exact, expected, losses, world
 from tests.certificates.cases import CERTIFICATES
-from tests.certificates.certificate import TOLERANCE, Certificate
+from tests.certificates.certificate import BINARY, CLIP, COLD, LONG, MIDDLE, SHORT, TOLERANCE, Certificate
 from tests.certificates.faults import FAULTS, Fault
 
 ZERO = {"k1 as loss"}
@@ -51,9 +51,7 @@ def test_the_exact_side_does_not_import_the_library() -> None:
         assert not [name for name in imported if name.startswith("novarl")]
 
 
-@pytest.mark.parametrize(
-    "here", [certificate.LONG, certificate.MIDDLE, certificate.SHORT, certificate.BINARY, certificate.COLD]
-)
+@pytest.mark.parametrize("here", [LONG, MIDDLE, SHORT, BINARY, COLD])
 def test_a_world_is_complete_and_uneven(here: world.World) -> None:
     """Everything that can be said is listed once, and nothing is nearly certain or nearly impossible."""
     p = exact.fixed(here, here.policy)
@@ -65,10 +63,10 @@ def test_a_world_is_complete_and_uneven(here: world.World) -> None:
 
 def test_both_clips_are_active_in_the_off_policy_certificate() -> None:
     ratio, reward = (
-        exact.ratios(certificate.LONG, certificate.LONG.policy, certificate.LONG.old),
-        certificate.LONG.reward[:, None],
+        exact.ratios(LONG, LONG.policy, LONG.old),
+        LONG.reward[:, None],
     )
-    low, high = certificate.CLIP
+    low, high = CLIP
     assert ((ratio > 1 + high) & (reward > 0)).any() and ((ratio < 1 - low) & (reward < 0)).any()
     assert ((ratio > 1 + low) & (ratio < 1 + high) & (reward > 0)).any(), "clip-higher would change nothing"
 
@@ -76,9 +74,9 @@ def test_both_clips_are_active_in_the_off_policy_certificate() -> None:
 def test_k1_as_a_loss_is_noise() -> None:
     """It has no gradient on average, yet one in every sample: the certificate of its zero is not vacuous."""
     batch_losses = losses.kl_loss("k1")
-    packed = expected.pack(certificate.LONG)
-    logp, entropy = expected.token_logp(packed, certificate.LONG.policy)
-    reference, _ = expected.token_logp(packed, certificate.LONG.reference)
+    packed = expected.pack(LONG)
+    logp, entropy = expected.token_logp(packed, LONG.policy)
+    reference, _ = expected.token_logp(packed, LONG.reference)
     span = torch.tensor(packed.spans[0])
     one = expected.Minibatch(
         *[column[span] for column in (logp, entropy, logp.detach(), logp.detach(), reference.detach(), packed.mask)],
@@ -86,5 +84,5 @@ def test_k1_as_a_loss_is_noise() -> None:
         *[torch.zeros(1, dtype=torch.float64)] * 2,
         torch.zeros(1, dtype=torch.int64),
     )
-    (gradient,) = torch.autograd.grad(batch_losses(one), certificate.LONG.policy.head)
+    (gradient,) = torch.autograd.grad(batch_losses(one), LONG.policy.head)
     assert gradient.abs().max() > 1e-2

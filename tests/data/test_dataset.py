@@ -12,7 +12,7 @@ import pytest
 from novarl.core.errors import NovaError
 from novarl.data.dataset import RowCounts, load_rl, load_sft
 from novarl.data.formats import BadRow
-from novarl.data.sources import from_values
+from novarl.data.sources import RawRow
 from novarl.models.byte_tokenizer import ByteTokenizer
 
 GOOD = {"prompt": "question", "completion": "answer"}
@@ -126,7 +126,7 @@ def test_a_row_may_give_several_sequences_and_counts_once(jsonl: Any, with_templ
 
 
 def test_rows_of_a_program_are_loaded_alike(tokenizer: Any) -> None:
-    rows = from_values("sort/train", [{"messages": [{"role": "user", "content": "x"}], "answer": 1, "extra": {"n": 2}}])
+    rows = [RawRow(0, "sort/train/0", {"messages": [{"role": "user", "content": "x"}], "answer": 1, "n": 2})]
     (prompt,), _ = load_rl(rows, tokenizer=tokenizer, max_length=99)
     assert (prompt.id, prompt.answer, prompt.extra) == ("sort/train/0", 1, {"n": 2})
     with pytest.raises(NovaError, match="no row could be read"):

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from novarl.core.errors import NovaError
-from novarl.data.sources import from_values, read
+from novarl.data.sources import read
 
 ROWS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "hé\nllo"}], "answer": "1"},
@@ -315,9 +315,3 @@ def test_splits_that_make_no_sense_are_refused(jsonl: Any) -> None:
 
 def test_a_file_whose_name_holds_an_at_sign_is_a_file(tmp_path: Path) -> None:
     assert len(list(read(write(tmp_path, "a@b.jsonl", ROWS)))) == 3
-
-
-def test_rows_of_a_program() -> None:
-    rows = list(from_values("sort/train", [{"messages": [], "answer": 1, "extra": {"level": 2}}, {"prompt": "x"}]))
-    assert [row.where for row in rows] == ["sort/train/0", "sort/train/1"]
-    assert rows[0].value == {"level": 2, "messages": [], "answer": 1}

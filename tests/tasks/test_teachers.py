@@ -112,13 +112,17 @@ def test_sentiment_has_three_rewards_that_stay_apart() -> None:
     assert len({one["sentiment"] for one in each}) > 3 and 0 < fmean(one["preference"] > 0 for one in each) < 0.5
 
 
-def test_the_bandit_pays_its_table_and_its_teacher_knows_nothing() -> None:
+def test_the_bandit_pays_its_table_and_its_teacher_settles_for_less() -> None:
     task = find_task("bandit")
     answer = {"0": 0.6, "1": -0.2, "2": 1.0}
     texts = ["2", " 0\n", "1", "3", "", "2 2"]
     found = [one["preference"] for one in scores(task, [("x", text, answer) for text in texts])]
     assert found == [1.0, 0.6, -0.2, bandit.INVALID, bandit.INVALID, bandit.INVALID]
-    _, answers = taught(task)
-    assert all(fmean(answer == action for answer in answers) == pytest.approx(1 / 3, abs=0.04) for action in "012")
+    table = dict(bandit.table())
+    prompts, answers = taught(task)
+    second = [sorted(table[p.split(": ")[1]].items(), key=lambda item: item[1])[1][0] for p in prompts]
+    settled = [answer == action for answer, action in zip(answers, second, strict=True)]
+    assert fmean(settled) == pytest.approx(bandit.SECOND_SHARE, abs=0.04)
+    assert set(answers) == {"0", "1", "2"}
     best = fmean(max(actions.values()) for _, actions in bandit.table())
     assert best == pytest.approx(1.05)

@@ -1,0 +1,164 @@
+"""Chunked log-probabilities against the plain ones: values, gradients, dtypes; golden numbers for both."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from novarl.algos.logprobs import chunked_logprobs, logits_logprobs
+
+LOGITS = torch.tensor([[0.0, math.log(2.0), math.log(3.0)]], dtype=torch.float64)
+"""Probabilities 1/6, 1/3, 1/2; at temperature 1/2 the odds are squared: 1/14, 4/14, 9/14."""
+ENTROPY = math.log(6) / 6 + math.log(3) / 3 + math.log(2) / 2
+COLD_ENTROPY = -(math.log(1 / 14) + 4 * math.log(4 / 14) + 9 * math.log(9 / 14)) / 14
+
+
+def sharpened(n: int = 13, width: int = 5, vocabulary: int = 11, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """hidden, weight, bias and targets of a trained model: nearly all the likeliest token, mean log-prob above -0.5."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(n, width, generator=generator, dtype=torch.float64)
+    weight = 2.5 * torch.randn(vocabulary, width, generator=generator, dtype=torch.float64)
+    bias = 0.1 * torch.randn(vocabulary, generator=generator, dtype=torch.float64)
+    likely = (hidden @ weight.T + bias).topk(2).indices
+    targets = likely[:, 0].index_copy(0, torch.tensor([3]), likely[3, 1:])
+    return [hidden.to(dtype), weight.to(dtype), bias.to(dtype), targets]
+
+
+def gradients(outputs: tuple[Tensor, Tensor], inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    """Of a sum with uneven weights, so that no two rows can change places."""
+    logp, entropy = outputs
+    weight = torch.linspace(-1.0, 2.0, len(logp), dtype=logp.dtype)
+    return torch.autograd.grad((weight * logp).sum() + 0.3 * (weight.flip(0) * entropy).sum(), inputs)
+
+
+@pytest.mark.parametrize("target", range(3))
+def test_golden(target: int) -> None:
+    probabilities, cold = [1 / 6, 1 / 3, 1 / 2], [1 / 14, 4 / 14, 9 / 14]
+    targets = torch.tensor([target])
+    # One hidden feature of 1: the weight's only column is the logits.
+    hidden, weight = torch.ones(1, 1, dtype=torch.float64), LOGITS.T
+    for temperature, p, entropy in ((1.0, probabilities, ENTROPY), (0.5, cold, COLD_ENTROPY)):
+        expected = (math.log(p[target]), entropy)
+        plain = logits_logprobs(LOGITS, targets, temperature)
+        chunked = chunked_logprobs(hidden, weight, targets, temperature=temperature)
+        assert [float(x) for x in plain] == pytest.approx(expected, abs=1e-14)
+        assert [float(x) for x in chunked] == pytest.approx(expected, abs=1e-14)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("chunk", [1, 4, 13, 64])
+def test_chunked_equals_plain(chunk: int, with_bias: bool, temperature: float) -> None:
+    hidden, weight, bias, targets = sharpened()
+    inputs = [x.requires_grad_() for x in ((hidden, weight, bias) if with_bias else (hidden, weight))]
+    logits = hidden @ weight.T + (bias if with_bias else 0.0)
+    plain = logits_logprobs(logits, targets, temperature)
+    chunked = chunked_logprobs(
+        hidden, weight, targets, temperature=temperature, chunk=chunk, bias=bias if with_bias else None
+    )
+    assert plain[0].mean() > -0.5
+    torch.testing.assert_close(chunked, plain, rtol=0, atol=1e-13)
+    for ours, theirs in zip(gradients(chunked, inputs), gradients(plain, inputs), strict=True):
+        assert theirs.abs().max() > 0.1
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("wanted", ["logp", "entropy", "both"])
+def test_gradcheck(wanted: str) -> None:
+    hidden, weight, bias, targets = sharpened(n=5, vocabulary=6)
+
+    def outputs(h: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        logp, entropy = chunked_logprobs(h, w, targets, temperature=0.8, chunk=2, bias=b)
+        return {"logp": (logp,), "entropy": (entropy,), "both": (logp, entropy)}[wanted]
+
+    assert torch.autograd.gradcheck(outputs, [x.requires_grad_() for x in (hidden, weight, bias)], atol=1e-8)
+
+
+def test_only_what_needs_a_gradient_gets_one() -> None:
+    hidden, weight, _, targets = sharpened()
+    (both, _) = gradients(chunked_logprobs(hidden.requires_grad_(), weight.requires_grad_(), targets), [hidden, weight])
+    (frozen_head,) = gradients(chunked_logprobs(hidden, weight.detach(), targets), [hidden])
+    torch.testing.assert_close(frozen_head, both, rtol=0, atol=0)
+    assert not chunked_logprobs(hidden.detach(), weight.detach(), targets)[0].requires_grad
+
+
+def test_the_gradient_is_taken_once() -> None:
+    hidden, weight, _, targets = sharpened()
+    logp, _ = chunked_logprobs(hidden.requires_grad_(), weight, targets)
+    (gradient,) = torch.autograd.grad(logp.square().sum(), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_float32_is_as_good_as_plain_float32() -> None:
+    hidden, weight, _, targets = sharpened(n=200, width=32, vocabulary=500)
+    exact = logits_logprobs(hidden @ weight.T, targets)
+    logp, entropy = chunked_logprobs(hidden.float(), weight.float(), targets, chunk=64)
+    assert logp.dtype == entropy.dtype == torch.float32
+    assert (logp - exact[0]).abs().max() < 2e-5 and (entropy - exact[1]).abs().max() < 2e-5
+
+
+def test_16_bits_accumulate_in_32() -> None:
+    """Two thousand rows, two at a time: added up in bfloat16, which has 8 bits, the sum would stop growing."""
+    hidden, weight, bias, targets = sharpened(n=2000, width=8, vocabulary=7, dtype=torch.bfloat16)
+    wide = [x.double().requires_grad_() for x in (hidden, weight, bias)]
+    narrow = [x.requires_grad_() for x in (hidden, weight, bias)]
+    exact = logits_logprobs(wide[0] @ wide[1].T + wide[2], targets)
+    logp, entropy = chunked_logprobs(hidden, weight, targets, chunk=2, bias=bias)
+    assert logp.dtype == entropy.dtype == torch.float32
+    assert (logp - exact[0]).abs().mean() < 0.02
+    ours = torch.autograd.grad(logp.sum(), narrow)
+    theirs = torch.autograd.grad(exact[0].sum(), wide)
+    for mine, right in zip(ours, theirs, strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert (mine.double() - right).norm() < 0.02 * right.norm()
+
+
+def test_the_head_runs_in_the_dtype_of_its_weight() -> None:
+    hidden, weight, _, targets = sharpened(dtype=torch.float32)
+    rounded = hidden.bfloat16()
+    outputs = chunked_logprobs(rounded.requires_grad_(), weight, targets)
+    torch.testing.assert_close(outputs, chunked_logprobs(rounded.float(), weight, targets), rtol=0, atol=0)
+    assert torch.autograd.grad(outputs[0].sum(), rounded)[0].dtype == torch.bfloat16
+
+
+def test_extreme_logits_stay_finite() -> None:
+    hidden, weight, _, targets = sharpened(dtype=torch.float32)
+    logp, entropy = chunked_logprobs(1e4 * hidden.requires_grad_(), weight, targets)
+    assert logp.isfinite().all() and (entropy >= 0).all() and entropy.max() < 1e-3
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(logp.sum() + entropy.sum(), hidden))
+
+
+def test_no_tokens() -> None:
+    hidden, weight, _, _ = sharpened()
+    inputs = [hidden[:0].detach().requires_grad_(), weight.requires_grad_()]
+    logp, entropy = chunked_logprobs(*inputs, torch.empty(0, dtype=torch.int64))
+    assert logp.shape == entropy.shape == (0,)
+    assert torch.autograd.grad(logp.sum(), weight)[0].eq(0).all()
+
+
+def test_leading_shapes_of_logits_are_kept() -> None:
+    logits = torch.randn(2, 3, 5, dtype=torch.float64)
+    targets = torch.randint(5, (2, 3))
+    logp, entropy = logits_logprobs(logits, targets)
+    torch.testing.assert_close(logp[1, 2], logits[1, 2].log_softmax(-1)[targets[1, 2]])
+    assert entropy.shape == (2, 3)
+    assert logits_logprobs(logits.bfloat16(), targets)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
+def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
+    hidden, weight, _, targets = sharpened()
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        chunked_logprobs(hidden, weight, targets, temperature=temperature)
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        logits_logprobs(hidden @ weight.T, targets, temperature)
+
+
+def test_an_empty_chunk_is_refused() -> None:
+    hidden, weight, _, targets = sharpened()
+    with pytest.raises(ValueError, match="chunk must be at least 1"):
+        chunked_logprobs(hidden, weight, targets, chunk=0)

@@ -1,0 +1,71 @@
+"""The table of algorithms says what the papers say, stays frozen, and loads without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from novarl.algos.named import ALGORITHMS
+
+FIVE_AXES = {
+    # name: estimator, std, surrogate, clips, KL, aggregation, constant
+    "reinforce": ("none", False, "reinforce", None, None, "constant", "one"),
+    "rloo": ("leave_one_out", False, "reinforce", None, None, "constant", "one"),
+    "grpo": ("group", True, "ppo_clip", (0.2, 0.2), ("loss", "k3", 0.04), "sequence", None),
+    "dr_grpo": ("group", False, "ppo_clip", (0.2, 0.2), None, "constant", "max_tokens"),
+    "dapo": ("group", True, "ppo_clip", (0.2, 0.28), None, "token", None),
+    "ppo_clip": ("group", False, "ppo_clip", (0.2, 0.2), None, "token", None),
+}
+
+
+@pytest.mark.parametrize("name", FIVE_AXES)
+def test_row(name: str) -> None:
+    row = ALGORITHMS[name]
+    found = (
+        row.estimator,
+        row.norm_std,
+        row.surrogate,
+        (row.clip_low, row.clip_high) if row.surrogate == "ppo_clip" else None,
+        (row.kl_type, row.kl_estimator, row.kl_coef) if row.kl_type else None,
+        row.aggregation,
+        row.constant if row.aggregation == "constant" else None,
+    )
+    assert found == FIVE_AXES[name]
+    assert row.name == name
+    assert row.paper.startswith("https://") and row.summary.endswith(".")
+
+
+def test_the_table_is_whole() -> None:
+    assert list(ALGORITHMS) == list(FIVE_AXES)
+    assert [row.name for row in ALGORITHMS.values() if row.dynamic_sampling] == ["dapo"]
+    assert [row.name for row in ALGORITHMS.values() if row.updates_per_rollout > 1] == ["dapo", "ppo_clip"]
+
+
+def test_nobody_can_change_a_row() -> None:
+    with pytest.raises(TypeError):
+        ALGORITHMS["mine"] = ALGORITHMS["rloo"]  # type: ignore[index]
+    with pytest.raises(FrozenInstanceError):
+        ALGORITHMS["rloo"].kl_coef = 1.0  # type: ignore[misc]
+
+
+def test_needs_follow_the_axes() -> None:
+    assert {name: set(row.needs) for name, row in ALGORITHMS.items()} == {
+        "reinforce": set(),
+        "rloo": {"group"},
+        "grpo": {"group", "reference"},
+        "dr_grpo": {"group"},
+        "dapo": {"group", "old_logp"},
+        "ppo_clip": {"group", "old_logp"},
+    }
+    plain = ALGORITHMS["reinforce"]
+    assert replace(plain, estimator="scst").needs == {"greedy"}
+    assert replace(plain, kl_type="reward", kl_coef=0.1).needs == {"reference", "old_logp"}
+    assert replace(plain, kl_type="reward", kl_coef=0.0).needs == set()
+
+
+def test_the_table_loads_without_torch() -> None:
+    code = "import sys, novarl.algos.named; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,229 @@
+"""How runs end: summary.json, what scripts may rely on, and the exit codes 0, 1, 2 and 130."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from novarl.build.judge import Judge
+from novarl.core.checkpoint import damage
+from novarl.loops.evaluate import Evaluation
+from novarl.observe.sinks.jsonl import JsonlSink
+from tests.build.harness import (
+    ON_TASK,
+    RL,
+    ROOT,
+    SFT,
+    deterministic_metrics,
+    events,
+    finished,
+    lightly,
+    metrics,
+    novarl,
+    questions,
+    snapshot,
+    summary,
+    weights,
+    write_rows,
+)
+
+COMMANDS = {
+    "rl on a task": ("rl", *ON_TASK),
+    "rl on rows": ("rl", *RL, "data=rows.jsonl", "reward=lexical"),
+    "sft on a task": ("sft", *SFT, "task=sort"),
+    "sft on rows": ("sft", *SFT, "data=rows.jsonl"),
+    "eval on a task": ("eval", "task=sort", "model=tiny", "eval.n=2", "eval.k=2"),
+    "eval on rows": ("eval", "data=rows.jsonl", "reward=lexical", "model=tiny", "eval.n=2", "rollout.max_tokens=4"),
+    "demo": ("demo", *ON_TASK),
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory of one's own, with rows in it."""
+    write_rows(tmp_path / "rows.jsonl", questions())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check_score(score: Mapping[str, Any], count: int) -> None:
+    low, high = score["interval"]
+    assert score["n"] == count and isinstance(score["score"], float)
+    assert low <= score["score"] <= high
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_every_run_leaves_the_summary_that_scripts_rely_on(words: tuple[str, ...], folder: Path) -> None:
+    finished(*words, "run_dir=run")
+    found, training = summary(folder / "run"), words[0] != "eval"
+    assert found["status"] == "done" and found["command"] == words[0].replace("demo", "rl")
+    assert isinstance(found["seconds"], float) and found["seconds"] > 0
+    assert found["steps"] == training
+    rows = found["rows"]
+    assert rows["read"] == rows["used"] + rows["refused"] > 0 and rows["truncated"] == 0
+    check_score(found["after"], 2)
+    if training:
+        check_score(found["before"], 2)
+    else:
+        assert found["before"] is None
+    promised = {"run_dir", "events", "samples"} | ({"metrics", "logs", "checkpoints", "model"} if training else set())
+    assert promised <= found["paths"].keys()
+    assert all(Path(path).exists() for path in found["paths"].values())
+
+
+def test_without_a_run_dir_every_run_has_its_own(folder: Path) -> None:
+    finished(*COMMANDS["rl on rows"])
+    (run,) = (folder / "runs").glob("rl-*")
+    assert summary(run)["status"] == "done" and (folder / "runs" / "latest").resolve() == run
+
+
+@pytest.mark.parametrize("words", [COMMANDS["rl on a task"], COMMANDS["sft on rows"]], ids=["rl", "sft"])
+def test_a_finished_run_that_is_resumed_ends_at_once_and_more_steps_go_on(words: tuple[str, ...], folder: Path) -> None:
+    finished(*words, "run_dir=run")
+    before = snapshot(folder)
+    finished(*words, "run_dir=run", "resume=auto")
+    assert snapshot(folder) == before
+    finished(*words, "run_dir=run", "resume=auto", "steps=2")
+    assert summary(folder / "run")["steps"] == 2 and metrics(folder / "run")[-1]["step"] == 2
+
+
+def test_resume_in_an_empty_directory_starts_afresh(folder: Path) -> None:
+    (folder / "run").mkdir()
+    finished(*COMMANDS["rl on rows"], "run_dir=run", "resume=auto")
+    assert summary(folder / "run")["steps"] == 1
+
+
+def test_a_fault_of_ours_is_raised_and_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(judge: Judge) -> Evaluation:
+        raise ZeroDivisionError
+
+    (folder / "mine.py").write_text("def reward_fn(messages, answer): return 1.0")
+    monkeypatch.setattr(Judge, "__call__", fault)
+    handlers = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+    with pytest.raises(ZeroDivisionError) as raised:
+        novarl("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=run")
+    assert "This is a fault in NovaRL" in raised.value.__notes__[0]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    monkeypatch.undo()
+    os.chdir(folder)
+    finished("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=run", "resume=auto")
+
+
+# ------------------------------------------------------------------------------------------------ stopped by Ctrl-C
+
+LONGER = {
+    "in the warm-up": (("rl", *ON_TASK, "warmup=4", "steps=2"), 2),
+    "at a step": (("rl", *RL, "data=rows.jsonl", "reward=lexical", "steps=4"), 2),
+    "between two updates of a step": (
+        ("rl", *RL, "data=rows.jsonl", "reward=lexical", "steps=2", "updates_per_rollout=2", "algo=grpo"),
+        3,
+    ),
+    "in fine-tuning": (("sft", *SFT, "data=rows.jsonl", "steps=4"), 2),
+}
+
+
+def pressing_at(update: int) -> Callable[[JsonlSink, int, Mapping[str, float]], None]:
+    """JsonlSink.step, which presses Ctrl-C once `update` updates were reported."""
+    report, count = JsonlSink.step, 0
+
+    def step(sink: JsonlSink, number: int, record: Mapping[str, float]) -> None:
+        nonlocal count
+        report(sink, number, record)
+        count += 1
+        if count == update:
+            signal.raise_signal(signal.SIGINT)
+
+    return step
+
+
+@pytest.mark.parametrize(("words", "update"), LONGER.values(), ids=LONGER)
+def test_ctrl_c_saves_and_resume_gives_the_run_that_was_never_stopped(
+    words: tuple[str, ...], update: int, folder: Path
+) -> None:
+    finished(*words, "run_dir=whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JsonlSink, "step", pressing_at(update))
+        ended = novarl(*words, "run_dir=run")
+    run = folder / "run"
+    assert ended.code == 130 and len(metrics(run)) == update
+    first, last = ended.err.split("\n", 2)[1:]
+    assert first == "stopping after this update, then saving (once more to stop at once)"
+    assert last == f"novarl: stopped after step {summary(run)['steps']}, and saved\n"
+    assert summary(run)["status"] == "stopped" and damage(run / "checkpoints" / "latest") is None
+    finished(*words, "run_dir=run", "resume=auto")
+    check_same_run(run, folder / "whole")
+
+
+def check_same_run(run: Path, whole: Path) -> None:
+    """Bit for bit: weights, and every metric that the clock does not decide."""
+    assert deterministic_metrics(run) == deterministic_metrics(whole)
+    ours, theirs = weights(run), weights(whole)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    a, b = summary(run), summary(whole)
+    assert [a[name] for name in ("status", "steps", "updates", "rows", "before", "after")] == [
+        b[name] for name in ("status", "steps", "updates", "rows", "before", "after")
+    ]
+
+
+def test_ctrl_c_twice_stops_at_once(folder: Path) -> None:
+    def step(sink: JsonlSink, number: int, record: Mapping[str, float]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JsonlSink, "step", step)
+        ended = novarl(*COMMANDS["rl on rows"], "run_dir=run")
+    assert ended.code == 130 and ended.err.endswith("novarl: stopped\n") and "Traceback" not in ended.err
+    assert not (folder / "run" / "checkpoints").exists()
+
+
+# --------------------------------------------------------------------------------------------------- as users run it
+
+
+NO_FIGURES = "from novarl.build import sinks; sinks.draw = lambda folder: []"
+
+
+def start(*words: str, planted: str = NO_FIGURES) -> subprocess.Popen[str]:
+    """A process of its own. `planted` is code that runs before the command."""
+    with lightly():  # its environment
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    code = f"import sys; from novarl import cli\n{planted}\nraise SystemExit(cli.main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_process_stopped_by_ctrl_c_resumes_to_the_bit(folder: Path) -> None:
+    words = ("rl", *RL, "data=rows.jsonl", "reward=lexical", "steps=15", "save_every=5")
+    stopped = start(*words, "run_dir=run")
+    log = folder / "run" / "metrics.jsonl"
+    while stopped.poll() is None and not (log.exists() and log.read_text().count("\n") >= 2):
+        time.sleep(0.01)
+    stopped.send_signal(signal.SIGINT)
+    _, err = stopped.communicate(timeout=60)
+    steps = summary(folder / "run")["steps"]
+    assert stopped.returncode == 130, err
+    assert (
+        3 <= steps < 40 and err.endswith(f"novarl: stopped after step {steps}, and saved\n") and "Traceback" not in err
+    )
+    for process in (start(*words, "run_dir=run", "resume=auto"), start(*words, "run_dir=whole")):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    check_same_run(folder / "run", folder / "whole")
+    assert events(folder / "run", "phase")[-1]["done"] == steps
+
+
+def test_a_fault_of_ours_is_code_1(folder: Path) -> None:
+    planted = "from novarl.build.judge import Judge; Judge.__call__ = lambda judge: 1 / 0"
+    process = start(*COMMANDS["rl on rows"], "run_dir=run", planted=planted)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" in err and "This is a fault in NovaRL" in err

@@ -1,0 +1,108 @@
+"""Whole runs of two processes: what they write, and that they are the run of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from novarl.distributed.ranks import Ranks
+from tests.distributed.fork import run
+from tests.invariance import little_run
+
+CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.truncate", "shutil.rmtree")
+"""Audit events of what changes a directory; opening a file for writing is the other way."""
+
+
+def watched(ranks: Ranks, words: list[str], run_dir: Path) -> tuple[dict[str, Any], list[str]]:
+    """The run's summary, and everything this process changed in the run directory."""
+    changed: list[str] = []
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        opened = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if (opened or event in CHANGES) and any(str(run_dir) in str(arg) for arg in args):
+            changed.append(f"{event} {args}")
+
+    sys.addaudithook(hook)
+    return little_run.run(words, run_dir), changed
+
+
+def test_rank_0_alone_writes(tmp_path: Path) -> None:
+    words = [*little_run.write(tmp_path), "log.rollouts_every=1", "log.tensorboard=true", "kl.type=loss", "kl.coef=0.01"]
+    (first, wrote), (second, wrote_too) = run(watched, words, tmp_path / "two")
+    assert first["status"] == second["status"] == "done"
+    for part in ("metrics.jsonl", "reference", "tb", "rollouts", "checkpoints", "summary.json", "manifest.json"):
+        assert any(part in change for change in wrote), f"rank 0 was not seen to write {part}"
+    assert wrote_too == []
+
+
+def test_a_run_of_two_is_the_run_of_one(tmp_path: Path) -> None:
+    words = little_run.write(tmp_path)
+    little_run.run(words, tmp_path / "one")
+    run(watched, words, tmp_path / "two")
+    one, two = (little_run.metrics(tmp_path / name) for name in ("one", "two"))
+    assert len(one) == len(two) == 4 and one[0]["reward_std"] > 0.0
+    for alone, together in zip(one, two, strict=True):
+        assert alone.keys() == together.keys()
+    for name, value in one[0].items():
+        if name not in ("phase", "kl", "kl_mean", "kl_std", "kl_to_ref"):  # those look at each rank's first micro-batch
+            assert two[0][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    assert json.loads((tmp_path / "two" / "manifest.json").read_text())["ranks"] == 2
+
+
+SORT = [
+    "task=sort",
+    "warmup=4",
+    "steps=2",
+    "prompts_per_rollout=4",
+    "responses_per_prompt=4",
+    "eval.n=8",
+    "save_every=1",
+    "log.console=false",
+    "log.tensorboard=false",
+    "log.rollouts_every=1",
+    "threads=1",
+    "device=cpu",
+]
+
+
+def start(run_dir: Path, *launcher: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_CBWR": "AVX2"}
+    reward = f"reward={run_dir.parent / 'reward.py'}:reward_fn"  # sorting is beyond so young a model: all would score 0
+    command = [*launcher, "-m", "novarl", "rl", *SORT, reward, f"run_dir={run_dir}"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """The command of the README, but for a port that nobody else uses."""
+    (tmp_path / "reward.py").write_text(little_run.REWARD)
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    runs = {
+        "one": start(tmp_path / "one", sys.executable),
+        "two": start(tmp_path / "two", torchrun, "--standalone", "--nproc_per_node=2"),
+    }
+    for process in runs.values():
+        said, _ = process.communicate(timeout=100)
+        assert process.returncode == 0, said
+    manifests = {name: json.loads((tmp_path / name / "manifest.json").read_text()) for name in runs}
+    assert {name: manifest["ranks"] for name, manifest in manifests.items()} == {"one": 1, "two": 2}
+    one, two = (little_run.metrics(tmp_path / name) for name in runs)
+    assert [line["phase"] for line in two] == [line["phase"] for line in one] == ["warmup"] * 4 + ["rl"] * 2
+    for alone, together in zip(one[:4], two[:4], strict=True):
+        assert together["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+    for name in ("reward_mean", "reward_std", "reward_raw_mean", "episodes", "completion_tokens", "groups_kept"):
+        assert two[4][name] == one[4][name], name
+    assert one[4]["reward_std"] > 0.0
+    texts = [
+        [line["text"] for line in little_run.lines(tmp_path / name / "rollouts" / "step-000001.jsonl")] for name in runs
+    ]
+    assert texts[0] == texts[1] and len(set(texts[0])) > 8
+    events = [line["kind"] for line in little_run.lines(tmp_path / "two" / "events.jsonl")]
+    assert events.count("start") == events.count("summary") == 1
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in runs]
+    assert summaries[0]["before"] == summaries[1]["before"] and summaries[1]["steps"] == 2

@@ -1,0 +1,70 @@
+"""A request's tokens and log-probabilities are the same bits alone, among 64, and while others come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from novarl.core.types import Completion, Sampling
+from novarl.engines.local import LocalEngine, sample_all
+from novarl.models.load import Policy, load, save
+
+from .conftest import echo
+
+Wanted = list[tuple[list[int], Sampling, str]]
+
+
+def requests(n: int) -> Wanted:
+    """Prompts of 5 to 60 letters, a few of 180 to 420, some twice; completions of 1 to 30 tokens."""
+    rng = random.Random(0)
+    wanted: Wanted = []
+    for index in range(n):
+        length = rng.randint(180, 420) if index % 16 == 0 else rng.randint(5, 60)
+        prompt = list(wanted[-1][0]) if index % 8 == 7 else echo(length, rng=rng)
+        wanted.append((prompt, Sampling(max_tokens=rng.randint(1, 30), seed=index % 3), f"request {index}"))
+    return wanted
+
+
+def differences(directory: str) -> dict[str, object]:
+    """How many of 64 requests differ, in a token or in any bit of a log-probability, from the same in other company."""
+    torch.set_num_threads(2)
+    policy = load(directory)
+    wanted = requests(64)
+
+    def sample(wanted: Wanted, max_batch: int) -> list[Completion]:
+        engine = LocalEngine(policy.model, policy.tokenizer, eos_ids=[ord("q")], context=512, max_batch=max_batch)
+        return sample_all(engine, wanted)
+
+    together = sample(wanted, 64)
+    others = {
+        "again": sample(wanted, 64),
+        "alone": [sample([request], 64)[0] for request in wanted],
+        "7 at a time": sample(wanted, 7),
+        "16 at a time, backwards": sample(wanted[::-1], 16)[::-1],
+    }
+    counts = {name: sum(a != b for a, b in zip(together, other, strict=True)) for name, other in others.items()}
+    return {"lengths": sorted(len(completion.tokens) for completion in together), **counts}
+
+
+def test_bits_do_not_depend_on_the_company(policy: Policy, tmp_path: Path, reproducible: None) -> None:
+    # Two threads, since on one some rows agree by themselves that on two do not; in a process of its own, whose threads
+    # wait asleep: spinning ones take minutes where cores are shared.
+    save(policy, tmp_path)
+    root = Path(__file__).parents[2]
+    program = (
+        "import json, sys; from tests.engines.test_bits import differences; print(json.dumps(differences(sys.argv[1])))"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    process = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout)
+    lengths = result.pop("lengths")
+    assert len(set(lengths)) > 15, "rows must end at many different times, or nothing is compacted"
+    assert result == dict.fromkeys(("again", "alone", "7 at a time", "16 at a time, backwards"), 0)

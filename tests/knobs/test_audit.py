@@ -1,0 +1,109 @@
+"""No key of the configuration is idle: every leaf is read by some run, after the configuration was checked and before
+it is written down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from novarl import cli
+from novarl.config import tree
+from novarl.config.base import Config
+from novarl.config.keys import leaves
+from novarl.config.parts import Node
+from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
+from tests.build.harness import ON_TASK, RL, SFT, finished, questions, write_rows
+
+RUNS = (
+    ("rl", *ON_TASK, "run_dir=on_task"),
+    ("rl", *ON_TASK, "run_dir=on_task", "resume=auto", "steps=2"),
+    ("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=on_rows", "eval.data=held_out.jsonl"),
+    ("sft", *SFT, "task=sort", "run_dir=taught"),
+    ("sft", *SFT, "data=rows.jsonl", "run_dir=taught_rows", "steps=null", "epochs=0.1"),
+    ("eval", "task=sort", "model=tiny", "eval.n=2", "run_dir=judged"),
+    ("eval", "data=rows.jsonl", "reward=length", "model=tiny", "rollout.max_tokens=4", "run_dir=judged_rows"),
+    ("sample", "model=tiny", "prompt=hello", "sampling.max_tokens=4"),
+)
+
+
+@contextmanager
+def recorded() -> Iterator[dict[str, set[str]]]:
+    """The dotted paths that runs read, by their kind. Checking a configuration happens before it is watched, and to
+    dump it reads no attributes: neither counts."""
+    read: dict[str, set[str]] = {kind: set() for kind in tree.TREES}
+    watched: dict[int, tuple[str, str]] = {}
+    alive: list[Config] = []
+    load = cli._load
+
+    def watch(node: Node, kind: str, prefix: str) -> None:
+        watched[id(node)] = (kind, prefix)
+        for name, value in vars(node).items():
+            if isinstance(value, Node):
+                watch(value, kind, f"{prefix}{name}.")
+
+    def load_and_watch(*args: Any) -> Config:
+        watched.clear()
+        config = load(*args)
+        alive.append(config)  # so that its ids stay its own
+        watch(config, config.kind, "")
+        return config
+
+    def get(node: Node, name: str) -> Any:
+        place = watched.get(id(node))
+        if place is not None and not name.startswith("_"):
+            read[place[0]].add(place[1] + name)
+        return object.__getattribute__(node, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "_load", load_and_watch)
+        patch.setattr(Node, "__getattribute__", get, raising=False)
+        yield read
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """What a few small runs of every kind read."""
+    folder, before = tmp_path_factory.mktemp("audit"), Path.cwd()
+    write_rows(folder / "rows.jsonl", questions())
+    write_rows(folder / "held_out.jsonl", questions(2))
+    (folder / "mine.py").write_text("def reward_fn(messages, answer): return 1.0")
+    os.chdir(folder)
+    try:
+        with recorded() as found:
+            for words in RUNS:
+                finished(*words)
+    finally:
+        os.chdir(before)
+    return found
+
+
+@pytest.mark.parametrize("kind", tree.TREES.values(), ids=tree.TREES)
+def test_every_leaf_is_read_by_some_run(kind: type[Config], read: dict[str, set[str]]) -> None:
+    idle = set(leaves(kind)) - read[kind.kind]
+    assert not idle, f"no run of novarl {kind.kind} reads {', '.join(sorted(idle))}"
+
+
+def test_the_audit_goes_through_all_four_trees() -> None:
+    assert set(tree.TREES.values()) == {RLConfig, SFTConfig, EvalConfig, SampleConfig}
+    assert {len(leaves(kind)) > 10 for kind in tree.TREES.values()} == {True}
+
+
+def test_a_planted_leaf_that_nobody_reads_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a check of its range nor the config.yaml that it is written to count as use."""
+
+    class Deeper(tree.SFTConfig):
+        idle: int = 3
+
+    Deeper.__module__ = __name__
+    monkeypatch.setitem(tree.TREES, "sft", Deeper)
+    data, run = write_rows(tmp_path / "rows.jsonl", questions()), tmp_path / "run"
+    with recorded() as found:
+        finished("sft", *SFT, f"data={data}", f"run_dir={run}", "idle=4")
+    assert "idle: 4\n" in (run / "config.yaml").read_text()
+    assert "idle" in leaves(Deeper) and "idle" not in found["sft"]
+    assert {"batch_size", "optim.betas", "log.console"} <= found["sft"]

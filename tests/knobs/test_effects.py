@@ -1,0 +1,198 @@
+"""Keys do what they say: those of learning change what is learnt, those of the machine and of reports do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.build.harness import RL, SFT, finished, largest_difference, metrics, questions, weights, write_rows
+
+Learnt = Callable[..., tuple[Path, dict[str, Tensor]]]
+
+REWARD = "def reward_fn(messages, answer): return float(sum(map(ord, messages[-1]['content'])) % 7)"
+"""Even an untrained model gets all sorts of scores from it."""
+BASE = ("rl", *RL, "responses_per_prompt=4", "rollout.max_tokens=6", "optim.eps=1e-3", "save_every=null")
+"""The large eps keeps AdamW from blowing rounding up: a gradient of 1e-9 must not count as much as one of 1."""
+MOVING = "updates_per_rollout=4 optim.lr=1e-2"
+"""The later of these updates find the policy moved, which is where ratios, clips and a KL to the start bite."""
+
+CHANGES = [
+    "seed=1",
+    "steps=2",
+    "prompts_per_rollout=3",
+    "responses_per_prompt=3",
+    "updates_per_rollout=2",
+    "apply_chat_template=false",
+    "max_length=30 on_long=truncate",
+    "rollout.temperature=0.7",
+    "rollout.max_tokens=5",
+    "rollout.stop=[a,e,i,o,u]",
+    "algo=reinforce",
+    "algo=grpo",
+    "adv.estimator=leave_one_out",
+    "adv.estimator=none",
+    "adv.estimator=mean",
+    "adv.estimator=scst",
+    "adv.norm_std=true",
+    "adv.whiten=true",
+    "loss.agg=token",
+    "loss.agg=sequence",
+    "entropy.coef=0.1",
+    "correction.tis_max=0.5",
+    "optim.lr=2e-3",
+    "optim.eps=1e-2",
+    "optim.max_grad_norm=0.01",
+    "optim.warmup_steps=2",
+    "optim.weight_decay=0.5",
+    "dtype=bfloat16",
+    "model=small",
+    "reward=length adv.estimator=none",
+    "reward.length.source=length reward.length.weight=0.5",
+]
+OVER_TIME = [
+    ("adv.estimator=ema steps=2", "adv.ema_beta=0.5"),
+    ("optim.schedule=linear steps=2", "optim.min_lr_ratio=0.5"),
+    ("steps=2", "optim.schedule=cosine"),
+    ("steps=2", "optim.betas=[0.5,0.95]"),
+    ("steps=2", "optim.betas=[0.9,0.5]"),
+    (MOVING, "epochs_per_rollout=2"),
+    (MOVING, "clip.low=0.001"),
+    (MOVING, "clip.high=0.001"),
+    (MOVING, "kl.type=loss kl.coef=1"),
+    (f"{MOVING} kl.type=loss kl.coef=1", "kl.coef=2"),
+    (f"{MOVING} kl.type=loss kl.coef=1", "kl.estimator=k3"),
+    ("steps=2 kl.type=reward kl.coef=1", "kl.type=advantage"),
+    ("steps=2 kl.type=reward kl.coef=1", "kl.estimator=k3"),
+]
+"""What shows only after the first update: what both runs have, and the key that one of them changes."""
+NEUTRAL = [
+    "keep=1",
+    "save_every=1",
+    "eval_every=1",
+    "keep_best=false",
+    "eval.n=1",
+    "eval.k=2",
+    "eval.k=2 eval.temperature=0.5 eval.top_k=3 eval.top_p=0.5 eval.min_p=0.1",
+    "log.tensorboard=true",
+    "log.console=true",
+    "log.rollouts_every=null",
+    "log.samples_every=null",
+    "rollout.reward_timeout=5",
+    "max_bad_rows=0.5",
+    "threads=1",
+    "device=cpu",
+]
+ROUNDING = ["micro.max_tokens=40", "micro.logprob_chunk=3", "micro.gradient_checkpointing=true", "rollout.max_batch=3"]
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Learnt:
+    """The run directory and the weights that the base settings, changed by the words given, lead to. Kept."""
+    folder = tmp_path_factory.mktemp("knobs")
+    data = write_rows(folder / "rows.jsonl", questions())
+    known: dict[tuple[str, ...], tuple[Path, dict[str, Tensor]]] = {}
+
+    reward = folder / "mine.py"
+    reward.write_text(REWARD)
+
+    def learn(words: str = "", base: tuple[str, ...] = BASE) -> tuple[Path, dict[str, Tensor]]:
+        command = (*base, *words.split())
+        if command not in known:
+            run = folder / str(len(known))
+            judged = (f"reward={reward}:reward_fn",) if base[0] == "rl" else ()
+            finished(base[0], f"data={data}", *judged, *command[1:], f"run_dir={run}")
+            known[command] = run, weights(run)
+        return known[command]
+
+    return learn
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_base_run_learns_something_and_is_repeated_to_the_bit(learnt: Learnt, tmp_path: Path) -> None:
+    run, base = learnt()
+    (record,) = metrics(run)
+    assert record["grad_norm"] > 1e-3 and record["zero_variance_groups"] == 0
+    again = tmp_path / "again"
+    rows, reward = run.parent / "rows.jsonl", run.parent / "mine.py"
+    finished(*BASE, f"data={rows}", f"reward={reward}:reward_fn", f"run_dir={again}")
+    assert same(weights(again), base)
+
+
+@pytest.mark.parametrize("words", CHANGES)
+def test_a_key_of_learning_changes_what_is_learnt(words: str, learnt: Learnt) -> None:
+    base, changed = learnt()[1], learnt(words)[1]
+    if words == "model=small":
+        assert len(changed) > len(base)
+    else:
+        assert largest_difference(base, changed) > 1e-7
+
+
+@pytest.mark.parametrize(("both", "words"), OVER_TIME)
+def test_a_key_of_later_updates_changes_what_is_learnt(both: str, words: str, learnt: Learnt) -> None:
+    assert largest_difference(learnt(both)[1], learnt(f"{both} {words}")[1]) > 1e-7
+
+
+@pytest.mark.parametrize("words", NEUTRAL)
+def test_a_key_of_reports_changes_not_one_bit(words: str, learnt: Learnt) -> None:
+    assert same(learnt()[1], learnt(words)[1])
+
+
+@pytest.mark.parametrize("words", ROUNDING)
+def test_a_key_of_the_machine_changes_only_rounding(words: str, learnt: Learnt) -> None:
+    """Weights move by up to lr = 1e-3 in this step."""
+    assert largest_difference(learnt()[1], learnt(words)[1]) < 2e-6
+
+
+def test_dynamic_sampling_asks_for_other_prompts(learnt: Learnt) -> None:
+    """With answers of one token, hardly any group varies under this reward."""
+    words = "rollout.max_tokens=2 responses_per_prompt=2"
+    (plain,), (refilled,) = (metrics(learnt(f"{words} dynamic_sampling.enabled={on}")[0]) for on in ("false", "true"))
+    (once,) = metrics(learnt(f"{words} dynamic_sampling.enabled=true dynamic_sampling.max_refills=1")[0])
+    assert plain["zero_variance_groups"] > 0 and plain["episodes"] == 4
+    assert refilled["episodes"] > once["episodes"] > 4
+
+
+def test_the_prompt_and_the_answer_come_from_the_columns_named(tmp_path: Path) -> None:
+    rows = [
+        {"q": f"is it {i}?", "m": [{"role": "user", "content": f"or {i}?"}], "a": str(i), "b": "7"} for i in range(20)
+    ]
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "mine.py").write_text("def reward_fn(messages, answer): return float(answer == '7')")
+    means, shown = {}, {}
+    for words in ("prompt_key=q answer_key=a", "prompt_key=q answer_key=b", "messages_key=m answer_key=b"):
+        run = tmp_path / words.replace(" ", "-")
+        reward = f"reward={tmp_path / 'mine.py'}:reward_fn"
+        finished("rl", *RL, f"data={data}", reward, *words.split(), f"run_dir={run}")
+        means[words] = metrics(run)[0]["reward_mean"]
+        shown[words] = (run / "samples.md").read_text()
+    assert list(means.values())[1:] == [1.0, 1.0] and means["prompt_key=q answer_key=a"] < 1.0
+    assert "is it" in shown["prompt_key=q answer_key=b"] and "or " in shown["messages_key=m answer_key=b"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("batch_size=3", "steps=2", "seed=1", "optim.lr=1e-4", "max_length=20", "completion_key=answer"),
+        *("apply_chat_template=false", "epochs=0.2 steps=null", "eval.n=1"),
+    ],
+)
+def test_a_key_of_fine_tuning_changes_what_is_learnt(words: str, learnt: Learnt) -> None:
+    """`eval.n` too: the rows that are held out are not learnt from."""
+    base = ("sft", *SFT, "optim.eps=1e-3")
+    assert largest_difference(learnt(base=base)[1], learnt(words, base)[1]) > 1e-7
+
+
+def test_what_a_model_is_asked_changes_what_it_says(tmp_path: Path) -> None:
+    base = ("sample", "model=tiny", "prompt=hello", "sampling.max_tokens=8")
+    said = finished(*base).out
+    assert finished(*base).out == said
+    for words in ("seed=1", "prompt=hallo", "sampling.max_tokens=3", "sampling.temperature=0", "n=2"):
+        assert finished(*base, words).out != said, words
+    assert finished(*base, "sampling.top_k=1").out == finished(*base, "sampling.temperature=0").out

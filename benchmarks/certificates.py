@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script, python looks beside it only
 
 from benchmarks import report
 from tests.certificates.cases import CERTIFICATES

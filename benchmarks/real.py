@@ -35,7 +35,7 @@ def check(run_dir: Path, problems: list[str]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--sft-steps", type=int, default=150)
+    parser.add_argument("--sft-steps", type=int, default=40)
     parser.add_argument("--rl-steps", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     arguments = parser.parse_args()

@@ -245,7 +245,9 @@ def _warm_up(run: Online) -> None:
         max_length=run.policy.context,
         apply_chat_template=run.config.apply_chat_template,
     )
-    settings = optim_settings(run.config.optim, lr=task.warmup_lr, total=run.plan.warmup)
+    asked = optim_settings(run.config.optim, lr=task.warmup_lr, total=run.plan.warmup)
+    # Its own rate and schedule: `optim` is reinforcement learning's. Falling, so that it ends close to its teacher's odds.
+    settings = replace(asked, lr=task.warmup_lr, schedule="linear", warmup_steps=0, min_lr_ratio=0.05)
     learner = SupervisedLearner(
         run.policy.model,
         replace(run.scorer, temperature=1.0),

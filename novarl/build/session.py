@@ -155,6 +155,7 @@ class Session:
         if state is not None and opened.checkpoint is not None:
             self.facts, self.order = dict(state["facts"]), opened.checkpoint.order
             self.saved_order = self.order
+        self.ranks.wait()  # until all have looked at the directory: a late rank would find this very run in it
         if self.ranks.rank == 0:
             self.rundir.create()
             if state is not None:

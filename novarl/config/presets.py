@@ -5,5 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-DEMO: Mapping[str, Any] = {"task": "sort", "model": "tiny", "algo": "dr_grpo", "steps": 20, "log": {"samples_every": 5}}
-"""`novarl demo`: a byte-level model learns to sort, in under two minutes. The same as configs/sort.yaml."""
+DEMO: Mapping[str, Any] = {
+    "task": "sort",
+    "model": "tiny",
+    "algo": "dr_grpo",
+    "steps": 24,
+    "kl": {"type": "loss", "coef": 0.15},
+    "log": {"samples_every": 6},
+}
+"""`novarl demo`: a byte-level model learns to sort, in under two minutes. The same as configs/sort.yaml, which says why."""

@@ -31,7 +31,8 @@ class Ranks:
         if size == 1:
             return cls()
         if not dist.is_initialized():
-            backend = "nccl" if device.type == "cuda" else "gloo"
+            # Gradients travel by NCCL; objects, and scores, which live on the CPU, by gloo.
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             try:
                 dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
             except (ValueError, RuntimeError) as error:

@@ -112,6 +112,5 @@ class Optimizer:
         self.update = int(state["update"])
         for name, moments in state["moments"].items():
             parameter = self.parameters[name]
-            self.adamw.state[parameter] = {
-                key: value.to(device=parameter.device if value.ndim else "cpu") for key, value in moments.items()
-            }
+            # The step count too: the fused AdamW reads it where the weights are.
+            self.adamw.state[parameter] = {key: value.to(parameter.device) for key, value in moments.items()}

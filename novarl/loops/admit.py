@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
@@ -94,8 +94,9 @@ def describe(scored: Sequence[Scored], kept: Sequence[Scored]) -> Record:
     return record
 
 
-def in_order(parts: Sequence[Sequence[Scored]]) -> list[Scored]:
-    """The ranks' rollouts as one process would have listed them: by group, then by sample; no rollout twice."""
+def in_order(parts: Sequence[Sequence[Scored]], groups: Collection[int]) -> list[Scored]:
+    """The ranks' rollouts as one process would have listed them: by group, then by sample; no rollout twice, and none
+    of the `groups` asked for missing."""
     merged = sorted(
         (item for part in parts for item in part),
         key=lambda item: (item.rollout.group, item.rollout.role, item.rollout.index),
@@ -103,4 +104,6 @@ def in_order(parts: Sequence[Sequence[Scored]]) -> list[Scored]:
     names = [(item.rollout.group, item.rollout.role, item.rollout.index) for item in merged]
     if len(set(names)) != len(names):
         raise RuntimeError("two ranks sampled the same prompt")
+    if {group for group, _, _ in names} != set(groups):
+        raise RuntimeError("the ranks together did not sample the prompts that were asked for")
     return merged

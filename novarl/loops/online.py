@@ -76,7 +76,7 @@ def collect(state: LoopState, stages: Stages) -> Pending:
         with bus.span("reward"):
             mine = stages.score(rollouts)
         asked += fresh
-        scored += in_order(stages.ranks.gather(mine))
+        scored += in_order(stages.ranks.gather(mine), [group for group, _ in fresh])
     kept = stages.admission.keep(scored, stages.prompts_per_rollout)
     batch = pack(kept)
     with bus.span("score"):

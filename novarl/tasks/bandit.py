@@ -4,9 +4,9 @@ text.
     Mira: Prefer action 1   ->   1
 
 The prompts and the table are data (`data/bandit.jsonl`). A name before the prompt, which changes nothing, makes many
-rows of the four; held-out rows have other names. The teacher settles for the second-best action 75 % of the time, so
-that its imitator tells the prompts apart and is most often wrong in each. The best policy earns the mean of the rows'
-maxima, 1.05; anything that is not an action earns -1.
+rows of the four; held-out rows have other names. The teacher is one off half of the time, naming the action after the
+best, so that its imitator tells the prompts apart and is most often wrong in each. The best policy earns the mean of
+the rows' maxima, 1.05; anything that is not an action earns -1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task
 
 INVALID = -1.0
-SECOND_SHARE = 0.75
+ONE_OFF_SHARE = 0.5
 _SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
 
 
@@ -53,8 +53,9 @@ def task() -> Task:
         return Problem(f"{name}: {prompt}", dict(actions), key=name)
 
     def teach(rng: random.Random, problem: Problem) -> str:
-        worst, second, best = sorted(problem.answer, key=lambda action: float(problem.answer[action]))
-        return second if rng.random() < SECOND_SHARE else rng.choice((worst, best))
+        best = max(problem.answer, key=lambda action: float(problem.answer[action]))
+        near, far = (str((int(best) + step) % len(problem.answer)) for step in (1, 2))
+        return near if rng.random() < ONE_OFF_SHARE else rng.choice((best, far))
 
     return Task(
         name="bandit",
@@ -65,5 +66,5 @@ def task() -> Task:
         max_tokens=4,
         warmup=150,
         warmup_lr=3e-3,
-        rl_lr=3e-4,
+        rl_lr=1e-3,
     )

@@ -2,7 +2,7 @@
 
     sort: dcaeb   ->   abcde
 
-The teacher copies the letters as they stand 65 % of the time and sorts them 35 % of the time. Imitation therefore
+The teacher copies the letters as they stand 80 % of the time and sorts them 20 % of the time. Imitation therefore
 learns to copy (its most likely answer) and to sort (sometimes); rewards tell the two apart. Held-out problems are
 other *sets* of letters, so their answers have never been seen either.
 """
@@ -18,7 +18,7 @@ from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task, whole
 
 LETTERS = "abcdefghij"
-COPY_SHARE = 0.65
+COPY_SHARE = 0.8
 
 
 def is_sorted(text: str, answer: Any) -> float:
@@ -49,8 +49,8 @@ def task(*, difficulty: int = 5) -> Task:
         teach=teach,
         rewards=rewards,
         max_tokens=count + 3,
-        warmup=300,
+        warmup=250,
         warmup_lr=3e-3,
-        rl_lr=1e-3,
+        rl_lr=5e-4,
         held_out_share=0.3,
     )

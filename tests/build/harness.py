@@ -19,7 +19,7 @@ from torch import Tensor
 
 from novarl import cli
 from novarl.build import sft, sinks
-from novarl.core import checkpoint
+from novarl.core import checkpoint, rundir
 from novarl.observe.sinks.jsonl import read_lines, read_metrics
 from novarl.tasks.task import Task
 
@@ -44,7 +44,7 @@ class Ended:
 
 @contextlib.contextmanager
 def lightly() -> Iterator[pytest.MonkeyPatch]:
-    """One thread, few rows in a task, short samples, no picture, no fsync; everything that a run sets in its process is put back."""
+    """One thread, few rows, short samples, no picture, fsync or git; what a run sets in its process is put back."""
     threads, rows, demonstrations = torch.get_num_threads(), Task.rows, Task.demonstrations
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -54,6 +54,7 @@ def lightly() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(Task, "rows", lambda self, split, n=None, seed=0: rows(self, split, n or FEW, seed))
         patch.setattr(Task, "demonstrations", lambda self, n=None, seed=0: demonstrations(self, n or FEW, seed))
         patch.setattr(sinks, "draw", lambda folder: [])
+        patch.setattr(rundir, "_code_state", dict)
         patch.setattr(sft, "SHOWN_TOKENS", 4)
         patch.setattr(checkpoint.Disk, "sync", lambda self, path: None)
         try:

@@ -26,7 +26,7 @@ from novarl.distributed.ranks import Ranks
 def run(function: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 100.0) -> list[Any]:
     """`function(ranks, *args)` on every rank; what each returned (tensors and plain values), in rank order."""
     # Autograd cannot be forked once it has threads for an accelerator; a spawned process imports everything anew.
-    context = multiprocessing.get_context("spawn" if torch.accelerator.is_available() else "fork")
+    context: Any = multiprocessing.get_context("spawn" if torch.accelerator.is_available() else "fork")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         processes = [

@@ -77,20 +77,30 @@ def test_live_sampling_is_that_of_one_process() -> None:
     assert run(sample) == [alone, alone]
 
 
-def overlapping(ranks: Ranks) -> str:
-    """A launcher that gave both processes the same rank would sample everything twice."""
-    twins = Ranks(0, 1)
-    twins.gather = ranks.gather  # type: ignore[method-assign]
-    parts = stages(Seen(), rows=prompts(ROWS), ranks=twins)
+def confused(ranks: Ranks, rank: int, size: int) -> str:
+    """Every process takes itself for `rank` of `size`, and the gathering is that of the true ones."""
+    wrong = Ranks(rank, size)
+    wrong.gather = ranks.gather  # type: ignore[method-assign]
     try:
-        next(online(LoopState(), parts, steps=1))
+        next(online(LoopState(), stages(Seen(), rows=prompts(ROWS), ranks=wrong), steps=1))
     except RuntimeError as error:
         return str(error)
     return "nothing was noticed"
 
 
-def test_prompts_sampled_twice_are_noticed() -> None:
-    assert run(overlapping) == ["two ranks sampled the same prompt"] * 2
+def forgetful(ranks: Ranks) -> str:
+    """There are two processes, and both share with a third that does not exist."""
+    return confused(ranks, ranks.rank, 3)
+
+
+def alike(ranks: Ranks) -> str:
+    """Both processes take themselves for the only one."""
+    return confused(ranks, 0, 1)
+
+
+def test_prompts_sampled_twice_or_not_at_all_are_noticed() -> None:
+    assert run(alike) == ["two ranks sampled the same prompt"] * 2
+    assert run(forgetful) == ["the ranks together did not sample the prompts that were asked for"] * 2
 
 
 def judge(ranks: Ranks) -> tuple[object, ...]:
@@ -124,4 +134,3 @@ def test_a_rank_whose_rollouts_all_fail_goes_on() -> None:
     alone = lone_failure(Ranks())
     assert alone["failed_rollouts"] == 6.0 and alone["groups_kept"] == 2.0
     assert run(lone_failure) == [alone, alone]
-

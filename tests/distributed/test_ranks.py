@@ -97,5 +97,5 @@ def stumble(ranks: Ranks) -> None:
 
 
 def test_the_launcher_says_what_a_rank_said() -> None:
-    with pytest.raises(AssertionError, match="rank 1:(.|\n)*this rank has had enough"):
+    with pytest.raises(AssertionError, match=r"rank 1:(.|\n)*this rank has had enough"):
         run(stumble)

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from novarl.core.rundir import RunDir
 from novarl.distributed.ranks import Ranks
 from tests.distributed.fork import run
 from tests.invariance import little_run
@@ -33,7 +36,13 @@ def watched(ranks: Ranks, words: list[str], run_dir: Path) -> tuple[dict[str, An
 
 
 def test_rank_0_alone_writes(tmp_path: Path) -> None:
-    words = [*little_run.write(tmp_path), "log.rollouts_every=1", "log.tensorboard=true", "kl.type=loss", "kl.coef=0.01"]
+    words = [
+        *little_run.write(tmp_path),
+        "log.rollouts_every=1",
+        "log.tensorboard=true",
+        "kl.type=loss",
+        "kl.coef=0.01",
+    ]
     (first, wrote), (second, wrote_too) = run(watched, words, tmp_path / "two")
     assert first["status"] == second["status"] == "done"
     for part in ("metrics.jsonl", "reference", "tb", "rollouts", "checkpoints", "summary.json", "manifest.json"):
@@ -53,6 +62,22 @@ def test_a_run_of_two_is_the_run_of_one(tmp_path: Path) -> None:
         if name not in ("phase", "kl", "kl_mean", "kl_std", "kl_to_ref"):  # those look at each rank's first micro-batch
             assert two[0][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
     assert json.loads((tmp_path / "two" / "manifest.json").read_text())["ranks"] == 2
+
+
+def late(ranks: Ranks, words: list[str], run_dir: Path) -> str:
+    """Rank 1 looks at the directory long after rank 0 did."""
+    look = RunDir.refuse_if_taken
+
+    def dawdle(self: RunDir) -> None:
+        time.sleep(1.5 * ranks.rank)
+        look(self)
+
+    with mock.patch.object(RunDir, "refuse_if_taken", dawdle):
+        return str(little_run.run([*words, "steps=1"], run_dir)["status"])
+
+
+def test_a_late_rank_does_not_meet_its_own_run(tmp_path: Path) -> None:
+    assert run(late, little_run.write(tmp_path), tmp_path / "run") == ["done", "done"]
 
 
 SORT = [
@@ -86,9 +111,14 @@ def test_torchrun(tmp_path: Path) -> None:
         "one": start(tmp_path / "one", sys.executable),
         "two": start(tmp_path / "two", torchrun, "--standalone", "--nproc_per_node=2"),
     }
-    for process in runs.values():
-        said, _ = process.communicate(timeout=100)
-        assert process.returncode == 0, said
+    try:
+        for process in runs.values():
+            said, _ = process.communicate(timeout=300)
+            assert process.returncode == 0, said
+    finally:
+        for process in runs.values():
+            process.terminate()  # torchrun passes it on to its ranks
+            process.wait()
     manifests = {name: json.loads((tmp_path / name / "manifest.json").read_text()) for name in runs}
     assert {name: manifest["ranks"] for name, manifest in manifests.items()} == {"one": 1, "two": 2}
     one, two = (little_run.metrics(tmp_path / name) for name in runs)

@@ -262,6 +262,22 @@ def test_published_weights_are_sampled_from_and_versions_are_recorded(policy: Po
     assert set(versions) == {3, 4} and list(versions) == sorted(versions)
 
 
+def test_a_group_that_arrives_over_two_versions_gets_a_prefill_of_each(policy: Policy) -> None:
+    own = load("tiny", seed=7)
+    engine = make_engine(own, max_batch=1)
+    prompt, greedy = list(b"abcdebcdef"), Sampling(temperature=0.0, max_tokens=5)
+
+    async def check() -> list[Completion]:
+        tasks = [asyncio.create_task(engine.sample(prompt, greedy, key=f"k{i}")) for i in range(3)]
+        await tasks[0]
+        engine.publish(policy.model.named_parameters(), 1)
+        return [await task for task in tasks]
+
+    first, _, last = asyncio.run(check())
+    assert set(first.versions) == {0} and set(last.versions) == {1}
+    assert last == sample_all(engine, [(prompt, greedy, "k2")])[0] and last.tokens == tuple(b"defgh")
+
+
 def test_weights_that_do_not_fit_are_refused_before_any_is_copied() -> None:
     own = load("tiny", seed=7, tied=False)
     engine = make_engine(own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from novarl.build import rl, sinks
 from novarl.config.load import load
@@ -12,11 +13,11 @@ from novarl.config.tree import RLConfig
 from novarl.models.load import save
 from tests.invariance.sharp import WORDS, question, sharp_policy
 
-REWARD = '''\
+REWARD = """\
 def reward_fn(messages, answer):
     said = messages[-1]["content"]
     return float(said == answer) + 0.01 * len(said)
-'''
+"""
 ROWS = 30
 
 
@@ -47,11 +48,8 @@ def write(folder: Path) -> list[str]:
 
 def run(words: list[str], run_dir: Path) -> dict[str, Any]:
     """Run it, without drawing curves, which takes longer than everything else; returns its summary."""
-    drawn, sinks.draw = sinks.draw, lambda folder: []
-    try:
+    with mock.patch.object(sinks, "draw"):
         return rl.run_rl(load(RLConfig, None, [*words, f"run_dir={run_dir}"]))
-    finally:
-        sinks.draw = drawn
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

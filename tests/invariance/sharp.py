@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from novarl.models.forward import token_logprobs
 from novarl.models.load import Policy
 from novarl.models.transformer import Decoder, DecoderConfig
 
+Model = TypeVar("Model", bound=nn.Module)
 WORDS = ("ab", "cde", "fghi", "jklmn", "opqrst", "uv")
 SHARP = -0.5
 """Mean log-probability of a sampled token, in nats, above which a model counts as sharp."""
@@ -110,7 +112,7 @@ def sharp_policy(dtype: torch.dtype = torch.float32) -> Policy:
     return replace(policy, model=policy.model.to(dtype), compute_dtype=dtype)
 
 
-def perturbed(model: nn.Module, size: float, seed: int = 0) -> nn.Module:
+def perturbed(model: Model, size: float, seed: int = 0) -> Model:
     """A copy whose matrices are off by noise of `size` times their own deviation: an older policy, or a reference."""
     other = deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
@@ -122,15 +124,13 @@ def perturbed(model: nn.Module, size: float, seed: int = 0) -> nn.Module:
     return other
 
 
-def sampler(
-    policy: Policy, *, samples: int = 4, seed: int = 0, greedy_twin: bool = False, **sampling: object
-) -> Sampler:
+def sampler(policy: Policy, *, samples: int = 4, seed: int = 0, greedy_twin: bool = False, **sampling: Any) -> Sampler:
     """The real sampler, on the policy's own weights."""
     return Sampler(
         engine=local_engine(policy),
         env=SingleTurn,
         tokenizer=policy.tokenizer,
-        sampling=replace(Sampling(max_tokens=16), **sampling),  # type: ignore[arg-type]
+        sampling=replace(Sampling(max_tokens=16), **sampling),
         max_turns=1,
         context=policy.context,
         apply_chat_template=True,
@@ -169,7 +169,7 @@ def check(scored: Seq[Scored]) -> None:
     assert len({sum(sequence.mask) for item in scored for sequence in item.rollout.sequences}) > 3
 
 
-def record(policy: Policy, *, step: int = 0, samples: int = 4, **sampling: object) -> tuple[Scored, ...]:
+def record(policy: Policy, *, step: int = 0, samples: int = 4, **sampling: Any) -> tuple[Scored, ...]:
     """Scored rollouts of every prompt, sampled by the real engine."""
     scored = tuple(score(sampler(policy, samples=samples, **sampling).train(list(enumerate(prompts())), step)))
     check(scored)

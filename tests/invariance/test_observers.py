@@ -1,4 +1,4 @@
-"""Nobody who watches a run changes it: with every sink and log on, or with all of them off, the weights are the same."""
+"""Nobody who watches a run changes it: with every sink and log on or with all of them off, the weights are the same."""
 
 from __future__ import annotations
 

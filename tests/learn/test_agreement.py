@@ -53,9 +53,7 @@ class Check:
         policy = self.policy
 
         def logprobs(batch: Batch, temperature: float) -> torch.Tensor:
-            scorer = Scorer(
-                policy.model, temperature, chunk=64, layout=self.layout, compute_dtype=policy.compute_dtype
-            )
+            scorer = Scorer(policy.model, temperature, chunk=64, layout=self.layout, compute_dtype=policy.compute_dtype)
             return scorer.logprobs(batch, Ranks(), 200)
 
         def render(prompt: Prompt) -> Seq[int]:
@@ -188,9 +186,7 @@ def test_dropout_of_gpt2() -> None:
 
 def without_eos(sequence: Sequence, eos: int) -> Sequence:
     """Masked by comparing ids: whatever is the pad token is padding."""
-    mask = tuple(
-        chosen and token != eos for token, chosen in zip(sequence.tokens, sequence.mask, strict=True)
-    )
+    mask = tuple(chosen and token != eos for token, chosen in zip(sequence.tokens, sequence.mask, strict=True))
     return replace(sequence, mask=mask)
 
 

@@ -48,7 +48,9 @@ def by_trajectory(of: Batch, credit: Credit) -> list[float]:
     return values
 
 
-def give(rule: CreditRule, scores: Scores | None = None, ema: float | None = None, *, twins: bool = False) -> list[float]:
+def give(
+    rule: CreditRule, scores: Scores | None = None, ema: float | None = None, *, twins: bool = False
+) -> list[float]:
     whole = batch(twins=twins)
     credit, _, _ = rule(whole, scores or Scores(), ema)
     assert credit.advantage.dtype == torch.float64, "float64 in, float64 out"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from novarl.algos.surrogates import reinforce
-from novarl.core.types import Credit, Record, Scores
+from novarl.core.types import Batch, Credit, Record, Scores
 from novarl.data.pack import pack
 from novarl.distributed.ranks import Ranks
 from novarl.learn.credit import CreditRule
@@ -28,17 +28,17 @@ TEMPERATURE, LOW, HIGH, KL, ENTROPY, CORRECTION, CONSTANT = 0.9, 0.2, 0.28, 0.1,
 """What `gradients.make_learner` sets."""
 
 
-def plain(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+def plain(model: nn.Module, batch: Batch, temperature: float = TEMPERATURE) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of every token, 0 for a first one: a forward pass for each sequence by itself, and a
     softmax over all of its logits."""
     logps, entropies = [], []
     for begin, end in pairwise(batch.cu_seqlens.tolist()):
         row, positions = batch.tokens[None, begin:end], torch.arange(end - begin)[None]
         if hasattr(model, "generate"):
-            logits = model(input_ids=row, position_ids=positions, use_cache=False).logits  # type: ignore[operator]
+            logits = model(input_ids=row, position_ids=positions, use_cache=False).logits
         else:
             logits = model.lm_head(model(row, position_ids=positions).last_hidden_state)  # type: ignore[operator]
-        log_p = (logits[0, :-1] / TEMPERATURE).log_softmax(-1)
+        log_p = (logits[0, :-1] / temperature).log_softmax(-1)
         none = log_p.new_zeros(1)
         logps.append(torch.cat([none, log_p.gather(-1, row[0, 1:, None])[:, 0]]))
         entropies.append(torch.cat([none, -(log_p.exp() * log_p).sum(-1)]))
@@ -198,7 +198,12 @@ def simple(model: nn.Module, **changes: Any) -> PolicyLearner:
     """REINFORCE: no clip, no KL, no scores."""
     objective = Objective(surrogate=reinforce, aggregation="constant", constant=1.0)
     return PolicyLearner(
-        model, Scorer(model, chunk=64, **changes), objective=objective, optim=OptimSettings(lr=1e-3), ranks=Ranks(), budget=200
+        model,
+        Scorer(model, chunk=64, **changes),
+        objective=objective,
+        optim=OptimSettings(lr=1e-3),
+        ranks=Ranks(),
+        budget=200,
     )
 
 
@@ -209,8 +214,7 @@ def test_without_scores_it_is_the_policy_gradient() -> None:
     scores = learner.score(batch)
     assert scores == Scores()
     credit, _, _ = CreditRule("leave_one_out")(batch, scores, None)
-    case = Case(policy.model, policy.model, policy.model, batch)
-    logp, _ = plain_at_one(case)
+    logp, _ = plain(policy.model, batch, 1.0)
     loss = -(credit.advantage * logp)[batch.mask].sum() / len(batch.reward)
     expected = torch.autograd.grad(loss, list(policy.model.parameters()))
     norm = sum(float(value.square().sum()) for value in expected) ** 0.5
@@ -219,16 +223,6 @@ def test_without_scores_it_is_the_policy_gradient() -> None:
     assert found["policy_loss"] == found["total_loss"] == pytest.approx(loss.item(), rel=1e-10)
     assert found["ratio_mean"] == found["ratio_max"] == 1.0 and found["mismatch_mean"] <= 1e-5
     assert found["kl_loss"] == found["kl_penalty"] == found["kl_coef"] == 0.0
-
-
-def plain_at_one(case: Case) -> tuple[Tensor, Tensor]:
-    """`plain` at temperature 1."""
-    global TEMPERATURE
-    kept, TEMPERATURE = TEMPERATURE, 1.0
-    try:
-        return plain(case.model, case.batch)
-    finally:
-        TEMPERATURE = kept
 
 
 def test_greedy_twins_take_no_part() -> None:
@@ -289,8 +283,7 @@ def test_where_pad_is_eos_the_end_of_an_answer_is_still_learnt(layout: Layout) -
     credit = Credit(advantage=ends.double())
     found = simple(policy.model, layout=layout).update(batch, Scores(), credit)
     policy = family_policy("gpt2", torch.float64)
-    case = Case(policy.model, policy.model, policy.model, batch)
-    logp, _ = plain_at_one(case)
+    logp, _ = plain(policy.model, batch, 1.0)
     expected = torch.autograd.grad(-logp[ends].sum() / len(scored), list(policy.model.parameters()))
     norm = sum(float(value.square().sum()) for value in expected) ** 0.5
     assert norm > 1e-3 and found["grad_norm"] == pytest.approx(norm, rel=1e-9)

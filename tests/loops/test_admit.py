@@ -14,7 +14,7 @@ from tests.loops.fakes import prompts, rollout, scored
 ROWS = prompts(9)
 
 
-def group(number: int, rewards: Seq[float | None], *, twin: float | None | str = "none") -> list[Scored]:
+def group(number: int, rewards: Seq[float | None], *, twin: float | str | None = "none") -> list[Scored]:
     """A group's rollouts by their rewards, None for a failed one; `twin` is the greedy one's, if there is one."""
     found = [scored(rollout(ROWS[number], number, index), reward) for index, reward in enumerate(rewards)]
     if not isinstance(twin, str):
@@ -117,7 +117,7 @@ def test_truncated_rollouts_are_counted() -> None:
 
 def test_order_is_that_of_one_process() -> None:
     items = [item for number in range(4) for item in group(number, VARIED, twin=1.0)]
-    told = in_order([items])
+    told = in_order([items], range(4))
     assert [(item.rollout.group, item.rollout.role, item.rollout.index) for item in told[:4]] == [
         (0, "baseline", 0),
         (0, "train", 0),
@@ -126,6 +126,8 @@ def test_order_is_that_of_one_process() -> None:
     ]
     mine = [item for item in items if item.rollout.group % 2]
     theirs = [item for item in items if not item.rollout.group % 2]
-    assert in_order([mine, theirs]) == told
+    assert in_order([mine, theirs], range(4)) == told
     with pytest.raises(RuntimeError, match="two ranks sampled the same prompt"):
-        in_order([items, theirs])
+        in_order([items, theirs], range(4))
+    with pytest.raises(RuntimeError, match="did not sample the prompts that were asked for"):
+        in_order([mine], range(4))

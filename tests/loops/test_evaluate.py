@@ -46,7 +46,8 @@ def test_mean_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "correct", "k", "value"), [(5, 2, 3, 0.9), (10, 3, 1, 0.3), (200, 1, 100, 0.5), (4, 0, 4, 0.0), (3, 3, 1, 1.0)]
+    ("n", "correct", "k", "value"),
+    [(5, 2, 3, 0.9), (10, 3, 1, 0.3), (200, 1, 100, 0.5), (4, 0, 4, 0.0), (3, 3, 1, 1.0)],
 )
 def test_pass_at_k(n: int, correct: int, k: int, value: float) -> None:
     assert pass_at_k(n, correct, k) == pytest.approx(value, abs=1e-12)

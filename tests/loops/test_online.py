@@ -126,7 +126,9 @@ def test_dynamic_sampling_asks_others_in_place_of_flat_groups() -> None:
 def test_dynamic_sampling_that_finds_nothing_goes_on() -> None:
     seen = Seen()
     admission = Admission(varied=True, max_refills=2)
-    record = next(online(LoopState(), stages(seen, rows=prompts(5), reward=lambda item: 1.0, admission=admission), steps=1))
+    record = next(
+        online(LoopState(), stages(seen, rows=prompts(5), reward=lambda item: 1.0, admission=admission), steps=1)
+    )
     assert [len(turn) for turn in seen.asked] == [4, 4, 4]
     assert record["zero_variance_groups"] == record["groups_kept"] == 4.0
     assert set(seen.advantages[0]) == {0.0}

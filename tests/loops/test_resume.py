@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,8 @@ def test_every_yield_is_resumable(name: str, tmp_path: Path) -> None:
 
     undisturbed = follow(build(sharp_policy(), rule, varied=varied))
     assert all(one == two and same(a, b) for (one, a), (two, b) in zip(whole, undisturbed, strict=True))
-    weights = [run.weights() for run in [build(sharp_policy(), rule)]] + [weights for _, weights in whole]
-    assert not any(same(before, after) for before, after in zip(weights[:-1], weights[1:], strict=True))
+    weights = [build(sharp_policy(), rule).weights(), *(weights for _, weights in whole)]
+    assert not any(same(before, after) for before, after in pairwise(weights))
     other = follow(build(sharp_policy(), rule, seed=1, varied=varied))
     assert not same(other[-1][1], whole[-1][1]) and other[0][0] != whole[0][0]
 

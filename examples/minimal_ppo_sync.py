@@ -28,7 +28,7 @@ PROMPTS = Path(__file__).parent / "bandit" / "prompts.jsonl"
 
 EPISODES, EPOCHS, MINIBATCHES = 128, 4, 4
 GAMMA, LAMBDA, CLIP = 0.9, 0.95, 0.2
-VALUE_COEF, ENTROPY_COEF, MAX_GRAD_NORM, LEARNING_RATE = 0.5, 0.001, 1.0, 5e-3
+VALUE_COEF, ENTROPY_COEF, MAX_GRAD_NORM, LEARNING_RATE = 0.5, 0.03, 1.0, 1.7e-3
 
 
 class Network(nn.Module):

@@ -246,7 +246,7 @@ def _warm_up(run: Online) -> None:
         apply_chat_template=run.config.apply_chat_template,
     )
     asked = optim_settings(run.config.optim, lr=task.warmup_lr, total=run.plan.warmup)
-    # Its own rate and schedule: `optim` is reinforcement learning's. Falling, so that it ends close to its teacher's odds.
+    # Its own rate and schedule (`optim` is reinforcement learning's), falling, to end close to the teacher's odds.
     settings = replace(asked, lr=task.warmup_lr, schedule="linear", warmup_steps=0, min_lr_ratio=0.05)
     learner = SupervisedLearner(
         run.policy.model,

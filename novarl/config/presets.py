@@ -10,7 +10,7 @@ DEMO: Mapping[str, Any] = {
     "model": "tiny",
     "algo": "dr_grpo",
     "steps": 24,
-    "kl": {"type": "loss", "coef": 0.15},
+    "kl": {"type": "loss", "coef": 0.2},
     "log": {"samples_every": 6},
 }
-"""`novarl demo`: a byte-level model learns to sort, in under two minutes. The same as configs/sort.yaml, which says why."""
+"""`novarl demo`: a byte-level model learns to sort, in under two minutes. configs/sort.yaml says why so."""

@@ -84,14 +84,16 @@ class Checkpoint:
 
     def outline(self) -> dict[str, Any]:
         """The state without its tensors, which may be large: a mark stands where each one was."""
-        return json.loads((self.path / "state.json").read_text())["state"]
+        state: dict[str, Any] = json.loads((self.path / "state.json").read_text())["state"]
+        return state
 
     def load(self) -> dict[str, Any]:
         """The state as it was saved; tensors come back on the CPU."""
         from safetensors.torch import load_file
 
         plain = json.loads((self.path / "state.json").read_text())
-        return _join(plain["state"], load_file(self.path / "tensors.safetensors"))
+        state: dict[str, Any] = _join(plain["state"], load_file(self.path / "tensors.safetensors"))
+        return state
 
 
 class Checkpoints:

@@ -147,7 +147,7 @@ def _check_directory(name: str) -> None:
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise NovaError("no such directory", where=name, fix="the built-in models are tiny and small")
     near = difflib.get_close_matches(name.lower(), tiny.SIZES, n=1, cutoff=0.75)
-    if near and "/" not in name:  # asked for a name like this, the hub would only say after half a minute that it has none
+    if near and "/" not in name:  # the hub, asked for such a name, would only after half a minute say that it has none
         raise NovaError("no such built-in model", where=f"model={name}", fix=f"did you mean {near[0]}?")
 
 

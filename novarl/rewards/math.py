@@ -7,8 +7,8 @@ The final answer of a text is, by the first rule that finds one,
     3. the last number
 
 Numbers are read exactly, as fractions: "1,234.50", "-3/4", "\frac{3}{4}", "$12", "50%" (its 50), "2.5e3". Whole numbers
-agree when they are equal, other numbers when |a - b| <= tolerance * max(1, |b|). Answers that are not numbers agree when
-they are equal but for case, white space, dollar signs and a final full stop.
+agree when they are equal, other numbers when |a - b| <= tolerance * max(1, |b|). Answers that are not numbers agree
+when they are equal but for case, white space, dollar signs and a final full stop.
 """
 
 from __future__ import annotations

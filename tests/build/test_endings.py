@@ -209,14 +209,14 @@ def test_a_process_stopped_by_ctrl_c_resumes_to_the_bit(folder: Path) -> None:
     while stopped.poll() is None and not (log.exists() and log.read_text().count("\n") >= 2):
         time.sleep(0.01)
     stopped.send_signal(signal.SIGINT)
-    _, err = stopped.communicate(timeout=60)
+    _, err = stopped.communicate(timeout=300)
     steps = summary(folder / "run")["steps"]
     assert stopped.returncode == 130, err
     assert (
         3 <= steps < 40 and err.endswith(f"novarl: stopped after step {steps}, and saved\n") and "Traceback" not in err
     )
     for process in (start(*words, "run_dir=run", "resume=auto"), start(*words, "run_dir=whole")):
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     check_same_run(folder / "run", folder / "whole")
     assert events(folder / "run", "phase")[-1]["done"] == steps
@@ -225,5 +225,5 @@ def test_a_process_stopped_by_ctrl_c_resumes_to_the_bit(folder: Path) -> None:
 def test_a_fault_of_ours_is_code_1(folder: Path) -> None:
     planted = "from novarl.build.judge import Judge; Judge.__call__ = lambda judge: 1 / 0"
     process = start(*COMMANDS["rl on rows"], "run_dir=run", planted=planted)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1 and "Traceback" in err and "This is a fault in NovaRL" in err

@@ -104,8 +104,12 @@ def test_bfloat16_passes_with_a_tolerance_of_its_own() -> None:
     policy = replace(sharp_policy(), compute_dtype=torch.bfloat16)
     rollouts, batch = of(record(policy))
     found = Check(policy, tolerance=torch.bfloat16)(rollouts, batch)
-    assert 1e-5 < found["mismatch_mean"] <= 0.03 and math.isfinite(found["mismatch_max"])
-    refused(Check(policy), rollouts, batch, "other weights")
+    assert 0.0 < found["mismatch_mean"] <= 0.03 and math.isfinite(found["mismatch_max"])
+    # A learner in float32 beside a sampler in bfloat16: what this tolerance is for, and float32's refuses.
+    whole = replace(policy, compute_dtype=torch.float32)
+    found = Check(whole, tolerance=torch.bfloat16)(rollouts, batch)
+    assert 1e-3 < found["mismatch_mean"] <= 0.03
+    refused(Check(whole), rollouts, batch, "other weights")
 
 
 def test_bfloat16_of_two_percent_far_off_tokens_is_refused() -> None:

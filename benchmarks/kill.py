@@ -25,6 +25,7 @@ from benchmarks import report
 RUN = [
     "rl",
     "task=sort",
+    "reward=benchmarks/partial_reward.py:reward_fn",
     "model=tiny",
     "warmup=12",
     "steps=6",

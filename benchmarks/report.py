@@ -42,7 +42,10 @@ def machine() -> dict[str, Any]:
 def write(name: str, title: str, body: str, data: Mapping[str, Any]) -> Path:
     """Write docs/results/<name>.md and .json, and print the former."""
     about = machine()
-    command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    words = [
+        Path(word).name if word.startswith("/") else word for word in sys.argv[1:]
+    ]  # where it ran is nobody's business
+    command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *words])
     text = (
         f"# {title}\n\n{body.strip()}\n\n"
         f"Written by `{command}` on {date.today()}: {about['processor']}, {about['cores']} cores, "

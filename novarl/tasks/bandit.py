@@ -4,9 +4,9 @@ text.
     Mira: Prefer action 1   ->   1
 
 The prompts and the table are data (`data/bandit.jsonl`). A name before the prompt, which changes nothing, makes many
-rows of the four; held-out rows have other names. The teacher shuns the best action, naming it in one of six
-demonstrations and the others at random, so that its imitator tells the prompts apart and is mostly wrong in each. The
-best policy earns the mean of the rows' maxima, 1.05; anything that is not an action earns -1.
+rows of the four; held-out rows have other names. The teacher is mostly one off and names the action after the best,
+so that its imitator tells the prompts apart and is wrong in each. The best policy earns the mean of the rows' maxima,
+1.05; anything that is not an action earns -1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task
 
 INVALID = -1.0
-BEST_SHARE = 1 / 6
+ONE_OFF_SHARE = 0.6
 _SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
 
 
@@ -54,7 +54,8 @@ def task() -> Task:
 
     def teach(rng: random.Random, problem: Problem) -> str:
         best = max(problem.answer, key=problem.answer.__getitem__)
-        return best if rng.random() < BEST_SHARE else rng.choice([action for action in "012" if action != best])
+        one_off = str((int(best) + 1) % len(problem.answer))
+        return one_off if rng.random() < ONE_OFF_SHARE else rng.choice(sorted(problem.answer))
 
     return Task(
         name="bandit",

@@ -120,9 +120,9 @@ def test_the_bandit_pays_its_table_and_its_teacher_settles_for_less() -> None:
     assert found == [1.0, 0.6, -0.2, bandit.INVALID, bandit.INVALID, bandit.INVALID]
     table = dict(bandit.table())
     prompts, answers = taught(task)
-    second = [sorted(table[p.split(": ")[1]].items(), key=lambda item: item[1])[1][0] for p in prompts]
-    settled = [answer == action for answer, action in zip(answers, second, strict=True)]
-    assert fmean(settled) == pytest.approx(bandit.SECOND_SHARE, abs=0.04)
+    best_of = [max(table[p.split(": ")[1]], key=table[p.split(": ")[1]].__getitem__) for p in prompts]
+    one_off = [answer == str((int(best) + 1) % 3) for answer, best in zip(answers, best_of, strict=True)]
+    assert fmean(one_off) == pytest.approx(bandit.ONE_OFF_SHARE + (1 - bandit.ONE_OFF_SHARE) / 3, abs=0.04)
     assert set(answers) == {"0", "1", "2"}
     best = fmean(max(actions.values()) for _, actions in bandit.table())
     assert best == pytest.approx(1.05)

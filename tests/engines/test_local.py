@@ -129,7 +129,7 @@ def test_what_cannot_be_served_is_refused_and_harms_nobody_else(policy: Policy) 
 
 
 def test_a_group_shares_one_prefill_also_where_the_batch_is_full(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, reproducible: None
 ) -> None:
     engine = make_engine(policy, max_batch=4)
     prompts: list[tuple[int, ...]] = []
@@ -193,7 +193,7 @@ def test_an_exception_reaches_every_request_and_the_engine_goes_on(
     assert all(isinstance(result, Completion) for result in asyncio.run(all_results()))
 
 
-def test_a_cancelled_request_leaves_its_row_to_others(policy: Policy) -> None:
+def test_a_cancelled_request_leaves_its_row_to_others(policy: Policy, reproducible: None) -> None:
     engine = make_engine(policy, max_batch=2)
     alone = sample_all(engine, [(list(b"abcdefgh"), Sampling(max_tokens=30), "stays")])
 

@@ -191,7 +191,7 @@ def test_greedy_takes_the_best_token_at_temperature_one_whatever_is_cut() -> Non
 
 def test_rows_of_a_batch_are_sampled_as_if_alone() -> None:
     kinds = [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.6, top_k=3), Sampling(top_p=0.9, seed=5)]
-    kinds += [replace(kinds[2], min_p=0.1), Sampling(temperature=2.0)]
+    kinds += [replace(kinds[2], min_p=0.1), Sampling(temperature=2.0), Sampling(temperature=0.0, top_p=0.3)]
     samplings = [kinds[i % len(kinds)] for i in range(37)]
     logits = torch.randn(37, 301, generator=torch.Generator().manual_seed(3)) * 5
     position = torch.arange(37) * 11

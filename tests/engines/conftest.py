@@ -81,7 +81,8 @@ def tokenizer() -> ByteTokenizer:
 @pytest.fixture(scope="session")
 def reproducible() -> None:
     """What equal bits need besides our own care: MKL told, before torch loaded, to use one kernel for every row."""
-    assert os.environ.get("MKL_CBWR") in ("AVX2", "AVX512,STRICT"), (
+    setting = os.environ.get("MKL_CBWR")
+    assert setting in ("AVX2", "AVX512,STRICT"), (
         "MKL_CBWR is not set, so rows of a matrix product depend on each other: "
         "run `make test`, or set MKL_CBWR=AVX2 in the environment before Python starts"
     )

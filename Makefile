@@ -19,8 +19,8 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check demo train_smoke train_quick train_full lint format test certificates test-kill test-real \
-        bench-smoke tensorboard requirements wheel clean
+.PHONY: help setup check demo train_smoke train_quick train_full lint format test certificates oracles test-kill test-real \
+        bench-smoke bench-learning bench-vineppo bench-controllers tensorboard requirements wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +68,20 @@ test: $(STAMP) ## the tests, two at a time, on one thread each
 certificates: $(STAMP) ## every estimator against the exact gradient of expected reward
 	$(PY) -m benchmarks.certificates $(ARGS)
 
+# Other libraries live apart, so that nothing of ours can come to need them. Its .gitignore hides the whole directory.
+ORACLES ?= .venv-oracles
+
+$(ORACLES)/.installed: tests/oracles/requirements.txt constraints.txt
+	test -x $(ORACLES)/bin/python || $(PYTHON) -m venv $(ORACLES)
+	@echo '*' > $(ORACLES)/.gitignore
+	$(ORACLES)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  torch transformers datasets --requirement tests/oracles/requirements.txt
+	@touch $@
+
+oracles: $(STAMP) $(ORACLES)/.installed ## the same tensors through rlax, TRL and scikit-learn
+	JAX_PLATFORMS=cpu $(ORACLES)/bin/python -m tests.oracles.generate
+	$(PY) -m benchmarks.oracles $(ARGS)
+
 test-kill: $(STAMP) ## kill -9 at random instants; resume must be bit-identical
 	$(PY) -m benchmarks.kill $(ARGS)
 
@@ -77,6 +91,15 @@ test-real: $(STAMP) ## SFT, then RL, on real data: make test-real DATA=dir
 
 bench-smoke: $(STAMP) ## the smoke run over three seeds, and with shuffled rewards
 	$(PY) -m benchmarks.smoke $(ARGS)
+
+bench-learning: $(STAMP) ## every algorithm lifts a held-out split, over three seeds; one of them: ALGO=grpo
+	$(PY) -m benchmarks.learning $(if $(ALGO),--algo $(ALGO)) $(ARGS)
+
+bench-vineppo: $(STAMP) ## values by continuations against values by a critic, five seeds
+	$(PY) -m benchmarks.vineppo $(ARGS)
+
+bench-controllers: $(STAMP) ## KL controllers, constraints and several objectives on real runs
+	$(PY) -m benchmarks.controllers $(ARGS)
 
 tensorboard: $(STAMP) ## curves of the newest run, at http://localhost:6006
 	$(VENV)/bin/tensorboard --logdir runs/latest/tb --port 6006 $(ARGS)

@@ -2,12 +2,17 @@
 
     novarl rl data=gsm8k-train.jsonl prompt_key=question answer_key=answer reward=examples/trl_reward.py:number_reward
 
+A completion is a string where the data's prompts are strings, as there, and a list of messages where they are messages.
 A function may be async (then waiting for a server does not hold up the others) and may return None, which marks that
 one rollout as failed.
 """
 
 import asyncio
 import re
+
+
+def text_of(completion):
+    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def number_reward(prompts, completions, answer, **columns):
@@ -17,13 +22,15 @@ def number_reward(prompts, completions, answer, **columns):
         found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
         return found[-1].replace(",", "") if found else None
 
-    texts = [completion[-1]["content"] for completion in completions]
     wanted = [last_number(str(reference)) for reference in answer]
-    return [float(last_number(text) == number) for text, number in zip(texts, wanted, strict=True)]
+    return [
+        float(last_number(text_of(completion)) == number)
+        for completion, number in zip(completions, wanted, strict=True)
+    ]
 
 
 async def brevity_reward(completions, **columns):
     """One over the number of words, as an async judge would return it; nothing to say of an empty completion."""
     await asyncio.sleep(0)
-    counts = [len(completion[-1]["content"].split()) for completion in completions]
+    counts = [len(text_of(completion).split()) for completion in completions]
     return [1.0 / count if count else None for count in counts]

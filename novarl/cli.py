@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 COMMANDS: dict[str, str] = {
     "sft": "fine-tune a model on messages or prompts with completions",
+    "dpo": "train a model on preferences: pairs of answers, or answers that are each good or bad",
+    "rm": "train a reward model on preferences or labels",
     "rl": "train a model by reinforcement on a task or a file of prompts",
     "eval": "score a model on held-out rows: greedy and pass@k, with intervals",
     "sample": "talk to a model",
@@ -39,6 +41,7 @@ examples:
   novarl rl task=sort
   novarl rl configs/arithmetic.yaml algo=grpo steps=200 run_dir=runs/mine resume=auto
   novarl sft data=rows.jsonl prompt_key=question completion_key=answer model=small
+  novarl dpo data=pairs.jsonl model=runs/sft/checkpoints/latest/model
   novarl explain configs/grpo.yaml
   torchrun --nproc_per_node=2 -m novarl rl task=sort
 """
@@ -132,6 +135,8 @@ def _run(command: str, rest: list[str]) -> None:
     runs: dict[str, Callable[[Any], object]] = {
         "rl": build.run_rl,
         "sft": build.run_sft,
+        "dpo": build.run_dpo,
+        "rm": build.run_rm,
         "eval": build.run_eval,
         "sample": build.run_sample,
     }
@@ -193,32 +198,20 @@ def _arguments(words: list[str]) -> tuple[str | None, list[str]]:
 
 def _fill(config: Config) -> Config:
     """The configuration with every null that the algorithm and the task decide."""
-    from novarl.build.resolve import resolve_rl, resolve_sft
+    from novarl.build.decided import decided_rl
+    from novarl.build.preference_plan import decided
+    from novarl.build.resolve import resolve_sft
     from novarl.config.load import fill
+    from novarl.config.preference import DPOConfig, RMConfig
     from novarl.config.tree import RLConfig, SFTConfig
 
     if isinstance(config, SFTConfig):
         return fill(config, {"optim.lr": resolve_sft(config).lr})
+    if isinstance(config, DPOConfig | RMConfig):
+        return fill(config, decided(config))
     if not isinstance(config, RLConfig):
         return config
-    plan = resolve_rl(config)
-    row = plan.algorithm
-    values: dict[str, Any] = {
-        "optim.lr": plan.lr,
-        "warmup": plan.warmup,
-        "updates_per_rollout": row.updates_per_rollout,
-        "rollout.max_tokens": plan.max_tokens,
-        "adv.estimator": row.estimator,
-        "adv.norm_std": row.norm_std,
-        "entropy.coef": row.entropy_coef,
-        "loss.agg": row.aggregation,
-        "dynamic_sampling.enabled": row.dynamic_sampling,
-    }
-    if row.surrogate != "reinforce":
-        values |= {"clip.low": row.clip_low, "clip.high": row.clip_high}
-    if plan.needs_reference:
-        values |= {"kl.type": row.kl_type, "kl.estimator": row.kl_estimator, "kl.coef": row.kl_coef}
-    return fill(config, values)
+    return fill(config, decided_rl(config))
 
 
 def _settle_threads(threads: int | None) -> None:
@@ -239,7 +232,8 @@ def _help(command: str) -> str:
         return f"usage: novarl check\n\n{COMMANDS[command]}\n"
     if command == "explain":
         return (
-            f"usage: novarl explain [sft|rl|eval|sample] [CONFIG] [key=value ...]\n\n{COMMANDS[command]}\n\n{GRAMMAR}"
+            "usage: novarl explain [sft|dpo|rm|rl|eval|sample] [CONFIG] [key=value ...]\n\n"
+            f"{COMMANDS[command]}\n\n{GRAMMAR}"
         )
     from novarl.config.names_page import key_lines
     from novarl.config.tree import TREES

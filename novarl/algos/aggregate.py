@@ -49,7 +49,26 @@ def weights(
     if how == "constant":
         return chosen / (max(trajectories, 1) * constant)
     if how == "sequence":
-        ids, index = torch.unique(traj_of_token, return_inverse=True)
-        length = chosen.new_zeros(len(ids)).index_add(0, index, chosen)
+        length, index = per_sequence(chosen, mask, traj_of_token)
         return chosen / (max(trajectories, 1) * length.clamp(min=1))[index]
     raise ValueError(f"unknown aggregation {how!r}; one of token, sequence, constant")
+
+
+def per_sequence(values: Tensor, mask: Tensor, sequence: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(sum of the masked values of each sequence [S], the place 0..S-1 of each element's sequence among them).
+
+    values, mask [N] or [S, T]; sequence: int64 ids like values, any ids, sums in ascending order of them, also of those
+    of which nothing is masked in; None means that the rows of [S, T] are the sequences. The index has the shape of
+    values, so that sums[index] tells each element about its sequence. Differentiable in the masked values; the rest may
+    hold anything. ValueError for [N] without ids.
+    """
+    if sequence is not None:
+        ids, index = torch.unique(sequence, return_inverse=True)
+        count = len(ids)
+    elif values.ndim == 2:
+        count = len(values)
+        index = torch.arange(count, device=values.device)[:, None].expand(values.shape)
+    else:
+        raise ValueError(f"which tokens form a sequence? pass `sequence` ids for values of shape {list(values.shape)}")
+    chosen = torch.where(mask, values, 0.0)
+    return values.new_zeros(count).index_add(0, index.flatten(), chosen.flatten()), index

@@ -11,7 +11,10 @@ With x_t = log pi(token_t) - log pi_ref(token_t), all [N] -> [N], in nats per to
 towards the reference, but is blind to what a token does to the KL of later ones, and so is KL as "advantage". KL as
 "reward", -beta sum_t k1_t on the trajectory, is credited to every token of the trajectory: its expected gradient is
 that of E[R] - beta KL(pi || pi_ref) over whole trajectories, exactly. `make certificates` shows each of these by
-enumeration. All statements are on-policy; under an old policy they hold for the tokens it sampled.
+enumeration. All statements are on-policy; `corrected` makes one of them hold under an old policy too.
+
+Per token or per sequence (`kl.unit`): the KL of a sequence is the sum over its tokens, `aggregate.per_sequence`, in
+nats per sequence; E[sum_t k1_t] = E[sum_t k3_t] = KL(pi || pi_ref) over whole answers.
 """
 
 from __future__ import annotations
@@ -38,3 +41,22 @@ def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """
     x = logp - ref_logp
     return x + torch.expm1(-x)
+
+
+def corrected(kl: Tensor, logp: Tensor, old_logp: Tensor) -> Tensor:
+    """r_t kl_t, r_t = pi(token_t) / pi_old(token_t), for tokens that pi_old sampled; r_t carries its gradient.
+
+    In a state as sampled, sum_a pi_old(a) r(a) k(a) = sum_a pi(a) k(a), which for k1 and k3 is KL(pi || pi_ref) as a
+    function of pi and not only in value: its gradient is therefore that of KL(pi || pi_ref), on-policy and off. The
+    states stay those that pi_old visits. Token by token, with x = log pi - log pi_ref,
+
+        grad (r k3) = r (k3 + 1 - exp(-x)) grad log pi = r x grad log pi,      grad (r k1) = r (x + 1) grad log pi.
+
+    On-policy, r = 1 changes no value of k3, and turns its gradient into that of k2: what it adds, k3 grad log pi, is
+    what differentiating k3 alone leaves out. For k1 it makes a loss out of one that has no signal, with the noise
+    r grad log pi on top. k2 is not for it: grad (r k2) is that of k2's biased value, E[x^2] / 2.
+
+    DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556). TRL 1.16 does so to k3 by default (`use_bias_correction_kl`), and
+    takes the sequence's ratio for r where its surrogate does.
+    """
+    return kl * (logp - old_logp).exp()

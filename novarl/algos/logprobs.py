@@ -55,12 +55,29 @@ def chunked_logprobs(
     is then what comes back (float64 for float64). Logits must be finite: mask a row of the vocabulary with a large
     negative bias, not with -inf. ValueError if temperature or chunk is not positive.
     """
+    logp, entropy, _ = chunked_scores(hidden, weight, targets, temperature=temperature, chunk=chunk, bias=bias)
+    return logp, entropy
+
+
+def chunked_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: int = 1024,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`chunked_logprobs` and, from the same pass, max_j log p_j [N] without a gradient.
+
+    Where logp equals it, the target is (one of) the most likely: the greedy choice.
+    """
     _check_temperature(temperature)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     hidden = hidden.to(weight.dtype)
-    logp, entropy = _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, chunk)  # type: ignore[no-untyped-call]
-    return logp, entropy
+    logp, entropy, best = _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, chunk)  # type: ignore[no-untyped-call]
+    return logp, entropy, best
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -69,11 +86,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # an unused entropy arrives as None, and its half of the work is left out
         ctx.temperature, ctx.chunk = temperature, chunk
         wide = _accumulator(weight.dtype)
-        logp, entropy, log_norm = hidden.new_empty(3, len(targets), dtype=wide)
+        logp, entropy, log_norm, best = hidden.new_empty(4, len(targets), dtype=wide)
         z_scratch, exp_scratch = _scratch(hidden, weight, chunk), _scratch(hidden, weight, chunk)
         for rows, size in _chunks(len(targets), chunk):
             z, exp = z_scratch[:size], exp_scratch[:size]
@@ -84,14 +101,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
             total = exp.sum(-1)
             log_total = total.log()
             log_norm[rows] = log_total + top.squeeze(-1)
+            best[rows] = -log_total
             logp[rows] = z.gather(-1, targets[rows, None]).squeeze(-1) - log_total
             entropy[rows] = log_total - exp.mul_(z).sum(-1) / total
         ctx.save_for_backward(hidden, weight, bias, targets, log_norm, entropy)
-        return logp, entropy
+        ctx.mark_non_differentiable(best)
+        return logp, entropy, best
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, log_norm, entropy = ctx.saved_tensors
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         wide = _accumulator(weight.dtype)

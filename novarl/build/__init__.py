@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from novarl.core.errors import NovaError
 
 if TYPE_CHECKING:
+    from novarl.config.preference import DPOConfig, RMConfig
     from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
 
 
@@ -25,6 +26,20 @@ def run_sft(config: SFTConfig) -> dict[str, Any]:
     from novarl.build import sft
 
     return _unless_stopped(sft.run_sft(config))
+
+
+def run_dpo(config: DPOConfig) -> dict[str, Any]:
+    """Direct preference optimisation; as `run_rl`."""
+    from novarl.build import dpo
+
+    return _unless_stopped(dpo.run_dpo(config))
+
+
+def run_rm(config: RMConfig) -> dict[str, Any]:
+    """A reward model; as `run_rl`."""
+    from novarl.build import rm
+
+    return _unless_stopped(rm.run_rm(config))
 
 
 def run_eval(config: EvalConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from novarl.build.judge import Judge, write_samples
 from novarl.build.machine import start
 from novarl.build.resolve import DATA_MAX_TOKENS
-from novarl.build.rewards import build_env, build_rewards
+from novarl.build.rewards import build_env, build_rewards, close_env
 from novarl.build.rows import Rows, rl_rows
 from novarl.build.sampling import Sampler, local_engine
 from novarl.build.session import open_run
@@ -38,7 +38,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device)
     max_tokens = config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS)
     rows = rl_rows(config, task, policy, max_tokens=max_tokens)
-    rewards = build_rewards(config, task)
+    rewards = build_rewards(config, task, rows.held_out)
     engine = local_engine(policy, max_batch=config.rollout.max_batch)
     sampling = Sampling(
         temperature=config.eval.temperature,
@@ -63,6 +63,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         found = Judge(rows.held_out, sampler, rewards, ranks, sampling, config.eval.k)()
     finally:
         rewards.close()
+        close_env(sampler.env)
         engine.close()
     if found.n == 0:
         raise NovaError(

@@ -16,18 +16,21 @@ def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ra
     torch.manual_seed(derive(seed, "torch"))
     torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS", "2")))
     chosen = pick_device(device)
+    if chosen.type == "cuda" and chosen.index is not None:
+        torch.cuda.set_device(chosen)  # what names no index (streams, NCCL, other libraries) means this rank's own too
     ranks = Ranks.start(chosen)
     return chosen, ranks
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the first accelerator, else the CPU; anything else must be there."""
+    """`auto` is the first accelerator, else the CPU; anything else must be there. Under torchrun each process of a
+    machine takes the CUDA device of its own number."""
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         name = accelerator.type if accelerator else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
-    kind = name.split(":")[0]
+    kind, _, index = name.partition(":")
     available = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
@@ -36,4 +39,9 @@ def pick_device(name: str) -> torch.device:
     }
     if not available.get(kind, False):
         raise NovaError("this machine has no such device", where=f"device={name}", fix="use device=auto or device=cpu")
+    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise NovaError(
+            f"this machine has {count} of them", where=f"device={name}", fix=f"start at most {count} processes on it"
+        )
     return torch.device(name)

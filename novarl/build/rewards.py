@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from novarl.config.tree import EvalConfig, RLConfig
-from novarl.core.types import Env
+from novarl.core.types import Env, Prompt
 from novarl.envs.interact import load_interact
 from novarl.envs.single_turn import SingleTurn
 from novarl.rewards.compose import RewardSet
@@ -13,22 +13,45 @@ from novarl.rewards.registry import find_reward
 from novarl.tasks.registry import Task
 
 
-def build_rewards(config: RLConfig | EvalConfig, task: Task | None) -> RewardSet:
-    """The rewards that the configuration names, else those of the environment's file, else the task's."""
+def build_rewards(config: RLConfig | EvalConfig, task: Task | None, *sets: Sequence[Prompt]) -> RewardSet:
+    """The rewards that the configuration names, else those of the environment's file, else the task's.
+
+    `sets` are the prompts that will be answered, those of each data set apart: a reward that asks for a column which
+    one of them lacks is refused.
+    """
     limit = config.rollout.reward_timeout
+    if config.reward is None and config.rollout.env_path is None:
+        assert task is not None
+        return RewardSet(task.rewards(), task.weights, time_limit=limit)
     if config.reward is not None:
-        found = {name: find_reward(spec.source, time_limit=limit) for name, spec in config.reward.items()}
-        return RewardSet(found, {name: spec.weight for name, spec in config.reward.items()}, time_limit=limit)
-    if config.rollout.env_path is not None:
-        return RewardSet(
-            {"reward": find_reward(f"{config.rollout.env_path}:reward_fn", time_limit=limit)}, time_limit=limit
-        )
-    assert task is not None
-    return RewardSet(task.rewards(), task.weights, time_limit=limit)
+        sources = {name: spec.source for name, spec in config.reward.items()}
+        weights = {name: spec.weight for name, spec in config.reward.items()}
+    else:
+        sources, weights = {"reward": f"{config.rollout.env_path}:reward_fn"}, {"reward": 1.0}
+    columns = columns_of(*sets)
+    found = {name: find_reward(source, time_limit=limit, columns=columns) for name, source in sources.items()}
+    return RewardSet(found, weights, time_limit=limit)
+
+
+def columns_of(*sets: Sequence[Prompt]) -> set[str] | None:
+    """The columns beside the prompt that every one of these data sets has; None where there is no prompt at all."""
+    found = [
+        {name for prompt in prompts for name in prompt.extra}
+        | {"answer" for prompt in prompts if prompt.answer is not None}
+        for prompts in sets
+        if prompts
+    ]
+    return set.intersection(*found) if found else None
 
 
 def build_env(config: RLConfig | EvalConfig) -> Callable[[], Env]:
-    """What answers the policy: nobody, or `interact` of the environment's file."""
+    """What answers the policy: nobody, or `interact` of the environment's file. To be closed by `close_env`."""
     if config.rollout.env_path is None:
         return SingleTurn
-    return load_interact(config.rollout.env_path)
+    return load_interact(config.rollout.env_path, time_limit=config.rollout.reward_timeout)
+
+
+def close_env(env: Callable[[], Env]) -> None:
+    """End the environment's process, where it has one."""
+    if hasattr(env, "close"):
+        env.close()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
 from novarl.config.tree import EvalConfig, RLConfig, SFTConfig
 from novarl.core.bus import Bus
 from novarl.core.errors import NovaError
-from novarl.core.types import Prompt, Sequence
+from novarl.core.types import Prompt, Sequence as TokenSequence
 from novarl.data.dataset import RowCounts, load_rl, load_sft
 from novarl.data.formats import BadRow
 from novarl.data.sources import RawRow
@@ -47,14 +47,22 @@ def raw(rows: Iterable[Mapping[str, Any]]) -> list[RawRow]:
     ]
 
 
-def set_aside(items: list[T], most: int) -> tuple[list[T], list[T]]:
-    """(train, held out): every so-manyth row, at most `most` and a tenth of all, the same whatever the seed."""
-    count = min(most, len(items) // HELD_OUT_SHARE)
+def set_aside(items: list[T], most: int, sizes: Sequence[int] | None = None) -> tuple[list[T], list[T]]:
+    """(train, held out): every so-manyth row, at most `most` and a tenth of all, the same whatever the seed.
+
+    `sizes`: how many consecutive items each row gave (one each, where not said). They stay on one side.
+    """
+    sizes = [1] * len(items) if sizes is None else sizes
+    count = min(most, len(sizes) // HELD_OUT_SHARE)
     if count == 0:
         return items, []
-    stride = len(items) // count
+    stride = len(sizes) // count
     held = set(range(stride - 1, stride * count, stride))
-    return [item for index, item in enumerate(items) if index not in held], [items[index] for index in sorted(held)]
+    row_of = [row for row, size in enumerate(sizes) for _ in range(size)]
+    sides: tuple[list[T], list[T]] = ([], [])
+    for item, row in zip(items, row_of, strict=True):
+        sides[row in held].append(item)
+    return sides
 
 
 def longest_prompt(config: RLConfig | EvalConfig, policy: Policy, *, max_tokens: int) -> int:
@@ -99,7 +107,7 @@ def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *,
     return Rows(*set_aside(prompts, config.eval.n), counts, bad)
 
 
-def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[Sequence]:
+def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[TokenSequence]:
     """Sequences to imitate and to measure on."""
     bad: list[BadRow] = []
     options: dict[str, Any] = {
@@ -119,11 +127,12 @@ def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[Seque
         sequences, counts = load_sft(raw(demonstrations(task)), **options)
         return Rows(sequences, [], counts, bad)
     assert config.data is not None
-    sequences, counts = load_sft(config.data, **options, **keys)
+    sizes: list[int] = []
+    sequences, counts = load_sft(config.data, **options, **keys, sizes=sizes)
     if config.eval.data:
         held_out, _ = load_sft(config.eval.data, **options, **keys)
         return Rows(sequences, held_out[: config.eval.n], counts, bad)
-    return Rows(*set_aside(sequences, config.eval.n), counts, bad)
+    return Rows(*set_aside(sequences, config.eval.n, sizes), counts, bad)
 
 
 def demonstrations(task: Task) -> list[dict[str, Any]]:

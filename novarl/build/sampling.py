@@ -28,8 +28,8 @@ def local_engine(policy: Policy, *, max_batch: int = 64) -> LocalEngine:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Runs episodes. The random stream of each belongs to (seed, purpose, step, prompt, sample), so neither the ranks
-    nor the other requests change what it says."""
+    """Runs episodes. The random stream of each belongs to (seed, purpose, step, group, prompt, sample), so neither the
+    ranks nor the other requests change what it says, and a prompt that comes twice in a step is answered anew."""
 
     engine: Engine
     env: Callable[[], Env]
@@ -44,12 +44,12 @@ class Sampler:
 
     def train(self, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Rollout]:
         """`samples` rollouts of every (group, prompt), and its greedy one where a baseline needs it."""
-        sampling = replace(self.sampling, seed=derive(self.seed, "rollout", step))
-        wanted: list[tuple[int, Prompt, int, Sampling, Role]] = [
-            (group, prompt, index, sampling, "train") for group, prompt in asked for index in range(self.samples)
-        ]
+        wanted: list[tuple[int, Prompt, int, Sampling, Role]] = []
+        for group, prompt in asked:
+            sampling = replace(self.sampling, seed=derive(self.seed, "rollout", step, group))
+            wanted += [(group, prompt, index, sampling, "train") for index in range(self.samples)]
         if self.greedy_twin:
-            greedy = replace(sampling, temperature=0.0)
+            greedy = replace(self.sampling, temperature=0.0)
             wanted += [(group, prompt, 0, greedy, "baseline") for group, prompt in asked]
         return asyncio.run(self._all(wanted))
 

@@ -5,12 +5,14 @@ The loops yield; a Session does what the caller of a loop does after each yield:
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 from typing import Any
 
@@ -23,6 +25,8 @@ from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
 
+_RSS_PER_MB = 1024**2 if sys.platform == "darwin" else 1024
+"""The kernel counts resident memory in bytes on macOS, in KiB elsewhere."""
 Snapshot = Callable[[], dict[str, Any]]
 
 
@@ -198,6 +202,11 @@ class Session:
             "eval/n": float(found.n),
         }
         record |= {f"eval/pass_at_{k}": value for k, value in found.pass_at.items()}
+        record |= {f"eval/{name}": value for name, value in found.measures().items()}
+        if answers := [item.rollout for item in found.rows]:
+            lengths = [sum(sum(sequence.mask) for sequence in answer.sequences) for answer in answers]
+            record["eval/length_mean"] = fmean(lengths)
+            record["eval/truncated_fraction"] = fmean(answer.status == "truncated" for answer in answers)
         best = self.keep_best and found.score > self.facts.get("best", float("-inf"))
         if best:
             self.facts["best"] = found.score
@@ -217,6 +226,7 @@ class Session:
             times["tokens_per_second"] = record.get("completion_tokens", record.get("tokens", 0.0)) / seconds
             if "episodes" in record:
                 times["episodes_per_second"] = record["episodes"] / seconds
+        times["memory_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _RSS_PER_MB
         self.order += 1
         self.bus.step(step, record | times)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from novarl.build.judge import SHOWN, Judge, write_samples
+from novarl.build.lora import adapt, adapter_state, keep_base, model_source
 from novarl.build.machine import start
 from novarl.build.resolve import SFTPlan, resolve_sft
 from novarl.build.rows import Rows, raw, sft_rows
@@ -44,7 +45,7 @@ def run_sft(config: SFTConfig) -> dict[str, Any]:
     opened = open_run("sft", config.run_dir, config.resume, ranks)
     state = opened.state
     policy = load(
-        str(opened.checkpoint.model) if opened.checkpoint else config.model,
+        model_source(config, opened, state),
         seed=config.seed,
         dtype=config.dtype,
         device=device,
@@ -53,6 +54,7 @@ def run_sft(config: SFTConfig) -> dict[str, Any]:
     if state is not None and opened.checkpoint is not None:
         check_same_model(state, config.model, policy, opened.checkpoint.path)
     switch_dropout_off(policy.model)
+    adapt(config, policy, state)
     rows = sft_rows(config, plan.task, policy)
     steps = config.steps or max(1, math.ceil((config.epochs or 1.0) * len(rows.train) / config.batch_size))
     if (ended := opened.finished("sft", steps=steps, model=config.model)) is not None:
@@ -106,6 +108,7 @@ def _begin(
     if state is None:
         rows.report(session.bus)
         session.facts |= {"rows": rows.summary(), "model": config.model}
+        keep_base(config, policy, opened, session.ranks)
 
 
 def _drive(
@@ -138,7 +141,12 @@ def _drive(
     )
     session.enter(
         "sft",
-        lambda: {"model": fingerprint(policy), "loop": state.state_dict(), "learner": learner.state_dict()},
+        lambda: {
+            "model": fingerprint(policy),
+            "loop": state.state_dict(),
+            "learner": learner.state_dict(),
+            **adapter_state(config, policy),
+        },
         prefix="step",
         steps=steps,
         done=state.step,

@@ -38,7 +38,7 @@ def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
     paths = {"run_dir": folder, "metrics": folder / "metrics.jsonl", "logs": folder / "logs" / "train.jsonl"}
     paths |= {"events": folder / "events.jsonl", "tensorboard": folder / "tb", "checkpoints": folder / "checkpoints"}
     paths["model"] = folder / "checkpoints" / "latest" / "model"
-    paths |= {"samples": folder / "samples.md", "rollouts": folder / "rollouts"}
+    paths |= {"samples": folder / "samples.md", "rollouts": folder / "rollouts", "front": folder / "front.json"}
     draw(folder)
     paths["figures"] = folder / "figures"
     return session.summarize({**entries, "paths": {name: str(path) for name, path in paths.items() if path.exists()}})

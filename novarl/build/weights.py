@@ -11,11 +11,12 @@ from novarl.config.parts import Optim
 from novarl.core.errors import NovaError
 from novarl.learn.optim import OptimSettings
 from novarl.models.load import Policy
+from novarl.models.lora import plain_parameters
 
 
 def fingerprint(policy: Policy) -> str:
     """The architecture as a short name: equal for two models whose weights can stand in for each other."""
-    shapes = ";".join(f"{name}:{tuple(value.shape)}" for name, value in policy.model.named_parameters())
+    shapes = ";".join(f"{name}:{tuple(value.shape)}" for name, value in plain_parameters(policy.model))
     return hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
 
 
@@ -30,9 +31,9 @@ def check_same_model(state: Mapping[str, Any], asked: str, policy: Policy, where
 
 
 def optim_settings(optim: Optim, *, lr: float, total: int) -> OptimSettings:
-    """The optimiser's plain values; `lr` is the rate where the configuration names none."""
+    """The optimiser's plain values, with a rate that is settled already: models learn at different ones."""
     return OptimSettings(
-        lr=optim.lr or lr,
+        lr=lr,
         weight_decay=optim.weight_decay,
         betas=optim.betas,
         eps=optim.eps,

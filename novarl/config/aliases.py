@@ -48,6 +48,32 @@ def _rows(source: str, example: Any, new: str, *olds: str) -> list[Alias]:
     return [Alias(old, (new,), source, example) for old in olds]
 
 
+def _sections(source: str, new: str, *olds: str, leaves: Mapping[str, Any]) -> list[Alias]:
+    """The keys of a section under the other names of it."""
+    return [
+        Alias(f"{old}.{leaf}", (f"{new}.{leaf}",), source, example) for old in olds for leaf, example in leaves.items()
+    ]
+
+
+def _lagrangian(value: Any) -> Any:
+    return ("lagrangian" if value else "penalty") if isinstance(value, bool) else value
+
+
+_ADAPTIVE = {
+    "enabled": True,
+    "controller_type": "pid",
+    "target_kl": 0.02,
+    "initial_coef": 0.2,
+    "min_coef": 0.01,
+    "max_coef": 5.0,
+}
+_CONSTRAINT = {
+    "enabled": True,
+    "kl_constraint": 0.02,
+    "entropy_constraint": 0.2,
+    "lagrangian_lr": 0.05,
+    "constraint_violation_penalty": 5.0,
+}
 _CLIP = ("clip.low", "clip.high")
 
 ALIASES: tuple[Alias, ...] = (
@@ -82,6 +108,30 @@ ALIASES: tuple[Alias, ...] = (
     *_rows("RL2", ["END"], "rollout.stop", "rollout.train_sampling_params.stop"),
     *_rows("RL2", True, "dynamic_sampling.enabled", "rollout.dynamic_filtering", "dynamic_filtering"),
     *_rows("RL2", True, "adv.norm_std", "adv.norm_var"),
+    *_rows("RL2", 0.99, "adv.gamma", "gamma"),
+    *_rows("RL2", 0.95, "adv.lam", "adv.lamda", "lamda", "lam"),
+    *_rows("RL2", 12, "critic.updates_per_rollout", "critic.update_per_rollout"),
+    *_rows("RL2", 2, "critic.warmup_steps", "actor.freeze_steps"),
+    *_sections("RL2", "lora", "actor.lora", leaves={"rank": 8, "alpha": 32.0}),
+    *_rows("RL2", ["q_proj"], "lora.target", "actor.lora.target_modules", "lora.target_modules", "actor.lora.target"),
+    *_sections("RL2", "adaptive_kl", "actor.kl.adaptive_kl", "kl.adaptive_kl", leaves=_ADAPTIVE),
+    *_sections(
+        "RL2",
+        "constraint_optimization",
+        "actor.kl.constraint_optimization",
+        "kl.constraint_optimization",
+        leaves=_CONSTRAINT,
+    ),
+    *(
+        Alias(f"{part}.{section}", (f"{section}.enabled",), "RL2", True)
+        for section in ("adaptive_kl", "constraint_optimization")
+        for part in ("actor.kl", "kl")
+    ),
+    *(
+        Alias(f"{section}.use_lagrangian", ("constraint_optimization.mode",), "RL2", False, _lagrangian)
+        for section in ("constraint_optimization", "actor.kl.constraint_optimization", "kl.constraint_optimization")
+    ),
+    *_rows("RL2", "tchebycheff", "multi_objective.method", "multi_objective.pareto_method"),
     *_rows("RL2", 5, "save_every", "save_freq", "actor.save_freq", "trainer.save_freq"),
     *_rows("RL2", 5, "eval_every", "test_freq", "trainer.test_freq"),
     *_rows("RL2", 5, "steps", "trainer.total_steps"),
@@ -98,6 +148,19 @@ ALIASES: tuple[Alias, ...] = (
         implies={"kl.type": "loss"},
         note="with kl.type=loss unless you name one",
     ),
+    *_rows("NovaRL", 0.02, "adaptive_kl.target_kl", "kl_target"),
+    *_rows("NovaRL", 2.0, "adaptive_kl.speed", "kl_adaptation_speed"),
+    *_rows("NovaRL", "ema", "kl.reference", "reference_model"),
+    Alias(
+        "value_coef",
+        ("critic.coef",),
+        "NovaRL",
+        0.5,
+        implies={"critic.shared": True},
+        note="a weight beside the policy's loss is that of a shared trunk",
+    ),
+    *_rows("OpenRL", 5, "vine.samples", "num_mc_rollouts"),
+    *_rows("OpenRL", 8, "vine.max_steps", "max_step_for_value_estimation"),
     *_rows("kit", 1e-5, "optim.lr", "learning_rate", "lr"),
     *_rows("kit", 4, "prompts_per_rollout", "batch_size"),
     *_rows("kit", "runs/x", "run_dir", "output_dir"),
@@ -112,21 +175,37 @@ ALIASES: tuple[Alias, ...] = (
 )
 
 VALUES: dict[str, dict[str, Any]] = {
-    "adv.estimator": {"reinforce": "group", "loo": "leave_one_out", "rloo": "leave_one_out"},
+    "adv.estimator": {
+        "reinforce": "group",
+        "loo": "leave_one_out",
+        "rloo": "leave_one_out",
+        "batch": "mean",
+        "remax": "scst",
+        "multistep": "n_step",
+        "mc": "monte_carlo",
+    },
     "loss.agg": {"token_mean": "token", "sequence_mean": "sequence"},
     "dtype": {"fp32": "float32", "float": "float32", "bf16": "bfloat16"},
     "resume": {"latest": "auto"},
+    "kl.reference": {"copy": "start"},
+    "adv.values": {"vine": "continuations"},
+    "adaptive_kl.controller_type": {"adaptive": "dead_band"},
 }
 """By our key: another library's name of a value, and ours. RL2's `reinforce` subtracts the prompt's mean reward."""
 
-_CRITIC = "comes with critics: until then an answer is judged as a whole, which is what 1 says"
+OBJECTIVE_NAMES = {"kl_penalty": "kl"}
+DIRECTIONS = {"reward": "max", "kl": "min", "entropy": "max"}
+"""RL2 lists objectives by name alone; these have a direction that everybody means. Its weights carry the sign of a sum,
+so a negative one on an objective that is to be small says the same once more."""
+
 _SUPPORT = "training samples from the full distribution: under a cut one the learner would not know what it was"
 
 FIXED: tuple[Fixed, ...] = (
-    *(Fixed(old, (1, 1.0), "RL2", _CRITIC) for old in ("adv.gamma", "gamma", "adv.lamda", "adv.lam", "lamda", "lam")),
-    Fixed("adaptive_kl", (False,), "NovaRL", "comes with KL controllers"),
-    Fixed("reference_model", ("copy",), "NovaRL", "the reference is a frozen copy of the starting weights"),
     Fixed("rollout.partial_rollout", (False,), "RL2", "every answer is finished in its own step"),
+    *(
+        Fixed(f"{section}.dropout", (0, 0.0), "RL2", "dropout would train another distribution than was sampled from")
+        for section in ("lora", "actor.lora")
+    ),
     Fixed("adv.global_norm", (False,), "RL2", "write adv.estimator=mean adv.whiten=true"),
     *(Fixed(f"rollout.{part}top_p", (1, 1.0), "RL2", _SUPPORT) for part in ("", "train_sampling_params.")),
     *(Fixed(f"rollout.{part}top_k", (0, -1), "RL2", _SUPPORT) for part in ("", "train_sampling_params.")),
@@ -137,18 +216,9 @@ FIXED: tuple[Fixed, ...] = (
 )
 
 LATER: dict[str, str] = {
-    "critic": "critics",
-    "value_coef": "critics",
-    "actor.kl.adaptive_kl": "KL controllers",
-    "kl.adaptive_kl": "KL controllers",
-    "kl_target": "KL controllers",
-    "actor.kl.constraint_optimization": "constraints",
-    "multi_objective": "several objectives",
     "hyperopt": "the tuner",
     "memory_optimization": "the memory planner",
     "experiment_tracking": "experiment trackers",
-    "actor.lora": "LoRA",
-    "lora": "LoRA",
     **{
         f"{part}{size}": "sharded models"
         for part in ("", "actor.")
@@ -156,9 +226,6 @@ LATER: dict[str, str] = {
     },
 }
 """A name, or the section it begins, and what it waits for."""
-
-CREDIT_LATER = ("gae", "vtrace", "retrace", "td_lambda", "clipped_is", "multistep", "n_step")
-"""Values of adv.estimator that need a critic."""
 
 KL_PLACES = {"reward_estimator": "reward", "loss_estimator": "loss"}
 """RL2 names the estimator by the place it is used in."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from novarl.config.parts import Count, Micro, Node, Optim, Share, Text, refuse
+from novarl.config.parts import Count, Lora, Micro, Node, Optim, Share, Text, refuse
 
 
 def _plain(value: Any) -> Any:
@@ -114,6 +114,7 @@ class TrainConfig(RunConfig):
     keep_best: bool = True
     """Keep the one that was best on held-out rows as well."""
     optim: Optim = Optim()
+    lora: Lora = Lora()
     micro: Micro = Micro()
 
     @model_validator(mode="after")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from novarl.config.base import Config, RunConfig, TrainConfig
-from novarl.config.load import to_yaml
+from novarl.config.describe_rl import algorithm, unread
+from novarl.config.files import dump
+from novarl.config.load import to_dict
+from novarl.config.preference import DPOConfig, PreferenceConfig, RMConfig
 from novarl.config.tree import BUILT_IN_MODELS, EvalConfig, RLConfig, SampleConfig, SFTConfig
 
 
@@ -12,8 +15,10 @@ def describe(config: Config) -> str:
 
     A null that the algorithm or the task decides is said to be theirs; `load.fill` puts in what they decide.
     """
-    words = _words(config)
-    return "\n".join([*words, "", "Every key, as this run sees it:", "", to_yaml(config)])
+    words, rest = _words(config), unread(config) if isinstance(config, RLConfig) else []
+    text = dump({name: value for name, value in to_dict(config).items() if name not in rest})
+    omitted = [f"(Left out, since nothing in this run reads them: {', '.join(rest)}.)"] if rest else []
+    return "\n".join([*words, "", "Every key, as this run sees it:", *omitted, "", text])
 
 
 def _words(config: Config) -> list[str]:
@@ -21,6 +26,8 @@ def _words(config: Config) -> list[str]:
         return [*_rl(config), *_training(config), _place(config)]
     if isinstance(config, SFTConfig):
         return [*_sft(config), *_training(config), _place(config)]
+    if isinstance(config, PreferenceConfig):
+        return [*_preference(config), *_training(config), _place(config)]
     if isinstance(config, EvalConfig):
         return [
             f"novarl eval: {config.model} on {_rows(config)}.",
@@ -57,7 +64,7 @@ def _rl(config: RLConfig) -> list[str]:
     total = f", {_count(config.steps * updates, 'optimiser update')}" if updates else ""
     most = f", at most {config.steps * trajectories * tokens:,} sampled tokens" if tokens else ""
     lines.append(f"In all: {_count(config.steps, 'step')}, {config.steps * trajectories:,} trajectories{most}{total}.")
-    lines.append(_credit(config))
+    lines += algorithm(config)
     if warmup := _warmup(config):
         lines.append(warmup)
     if config.dynamic_sampling.enabled:
@@ -67,30 +74,6 @@ def _rl(config: RLConfig) -> list[str]:
         )
     every = f", after and every {_count(config.eval_every, 'step')}" if config.eval_every else " and after"
     return [*lines, _greedy(config.eval.n, config.eval.k, f" before{every}")]
-
-
-def _credit(config: RLConfig) -> str:
-    against = {
-        "group": "the mean of its prompt's responses",
-        "leave_one_out": "the mean of its prompt's other responses",
-        "none": "nothing",
-        "mean": "the mean of the batch",
-        "ema": "the moving average of past rewards",
-        "scst": "the greedy response to its prompt",
-        None: "what the algorithm says",
-    }[config.adv.estimator]
-    spread = ", divided by their standard deviation" if config.adv.norm_std else ""
-    clip = (
-        f"; ratios stay within [1 - {config.clip.low:g}, 1 + {config.clip.high:g}]"
-        if config.clip.low and config.clip.high
-        else ""
-    )
-    kl = (
-        f"; {config.kl.coef:g} x KL ({config.kl.estimator}) as {config.kl.type}"
-        if config.kl.coef and config.kl.type
-        else "; no KL penalty"
-    )
-    return f"Credit: a reward compared with {against}{spread}{clip}{kl}."
 
 
 def _warmup(config: RLConfig) -> str | None:
@@ -113,6 +96,26 @@ def _sft(config: SFTConfig) -> list[str]:
     )
     return [
         f"novarl sft: {config.model} learns from {_rows(config)}.",
+        f"A step: {_count(config.batch_size, 'row')} and one optimiser update, "
+        f"in micro-batches of at most {config.micro.max_tokens:,} tokens.",
+        f"In all: {span}.",
+    ]
+
+
+def _preference(config: PreferenceConfig) -> list[str]:
+    assert isinstance(config, DPOConfig | RMConfig)
+    what = "learns" if isinstance(config, DPOConfig) else "becomes a reward model: it learns"
+    rows = config.steps and config.steps * config.batch_size
+    span = (
+        f"{_count(config.steps, 'step')}, {rows:,} rows"
+        if config.steps and rows
+        else f"{config.epochs or 1:g} times through the rows"
+    )
+    scaled = "" if config.beta is None else f", beta {config.beta:g}"
+    kept = config.loss in ("simpo", "orpo", "bt", "bce")
+    reference = "" if kept else " The starting model's log-probabilities are computed once, before training."
+    return [
+        f"novarl {config.kind}: {config.model} {what} from {_rows(config)} with loss={config.loss}{scaled}.{reference}",
         f"A step: {_count(config.batch_size, 'row')} and one optimiser update, "
         f"in micro-batches of at most {config.micro.max_tokens:,} tokens.",
         f"In all: {span}.",

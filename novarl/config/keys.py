@@ -58,12 +58,13 @@ def is_key(path: str, tree: type[Node]) -> bool:
 
 def is_open(path: str, tree: type[Node]) -> bool:
     """Whether the user names the keys within `path`: `reward`, and everything below it."""
-    head = path.partition(".")[0]
-    return head in keys(tree) and keys(tree)[head].open
+    known = keys(tree)
+    return any(above in known and known[above].open for above in _upwards(path))
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """What `name` most likely meant: the choices with the same last part, else the one that is spelt most alike.
+    """What `name` most likely meant: the choices with the same last part, or the one that is spelt most alike; first
+    the latter where a section is named too.
 
     >>> nearest("coef", ["entropy.coef", "kl.coef", "seed"]), nearest("sead", ["seed"]), nearest("x", ["seed"])
     ('entropy.coef or kl.coef', 'seed', None)
@@ -77,8 +78,15 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     same = ends.get(_last(name), [])
     whole = difflib.get_close_matches(name, pool, 1, 0.75)
     ending = difflib.get_close_matches(_last(name), list(ends), 1, 0.75)
-    found = same or whole or (ends[ending[0]] if ending else [])
+    found = (whole if "." in name else same) or same or whole or (ends[ending[0]] if ending else [])
     return " or ".join(found[:3]) or None
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """The path itself, and every one that it lies within."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _last(path: str) -> str:

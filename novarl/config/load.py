@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +58,7 @@ def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
     except ValidationError as error:
         raise _explain(error.errors()[0], found) from None
     except NovaError as error:
-        place = found[error.where].place if error.where in found else error.where or _where(entries)
+        place = _place(error.where, found) or error.where or _where(entries)
         raise NovaError(error.what, where=place, fix=error.fix) from None
 
 
@@ -125,6 +126,14 @@ def _nest(found: Mapping[str, Entry]) -> dict[str, Any]:
             inner = inner.setdefault(part, {})
         inner[name] = entry.value
     return nested
+
+
+def _place(key: str | None, found: Mapping[str, Entry]) -> str | None:
+    """Where the user gave a key, or the first of the keys within it."""
+    if key is None or key in found:
+        return found[key].place if key else None
+    within = (replace(entry, path=key, given=key).place for path, entry in found.items() if path.startswith(f"{key}."))
+    return next(within, None)
 
 
 def _where(entries: Sequence[Entry]) -> str | None:

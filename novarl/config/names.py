@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from novarl.config.aliases import ALIASES, CREDIT_LATER, FIXED, KL_PLACES, LATER, VALUES, Alias, Fixed
+from novarl.config.aliases import ALIASES, DIRECTIONS, FIXED, KL_PLACES, LATER, OBJECTIVE_NAMES, VALUES, Alias, Fixed
 from novarl.config.keys import is_key, keys, nearest, sections
 from novarl.config.parts import Node
 from novarl.core.errors import NovaError
+
+_OBJECTIVES, _WEIGHTS = "multi_objective.objectives", "multi_objective.objective_weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ def translate(entry: Entry, tree: type[Node]) -> dict[str, Any]:
     """What an entry sets, under our own names. NovaError for a name that nobody knows."""
     name, value = entry.path, entry.value
     if name in sections(tree):
+        if isinstance(value, bool) and is_key(f"{name}.enabled", tree):
+            return {f"{name}.enabled": value}
         if value not in (None, {}):
             raise NovaError("this is a section, not a value", where=entry.place, fix=f"write {name}.key: value")
         return {}
@@ -70,12 +74,13 @@ def translate(entry: Entry, tree: type[Node]) -> dict[str, Any]:
         if alias is None:
             raise _unknown(entry, tree)
         value = alias.convert(value) if alias.convert else value
-        return {new: _value(new, value, entry) for new in alias.new}
-    return {name: _value(name, value, entry)}
+        return {new: _value(new, value) for new in alias.new}
+    return {name: _value(name, value)}
 
 
 def join(entries: list[Entry], tree: type[Node]) -> list[Entry]:
-    """Resolve names that mean something only together: `epochs` and `steps_per_epoch`, RL2's two KL estimators."""
+    """Resolve names that mean something only together: `epochs` and `steps_per_epoch`, RL2's two KL estimators, its
+    list of objectives and their weights."""
     if "algo" not in keys(tree):
         return entries
     last = {entry.path: entry for entry in entries}
@@ -97,7 +102,7 @@ def join(entries: list[Entry], tree: type[Node]) -> list[Entry]:
             for e in entries
             if e.path not in ("epochs", "steps_per_epoch") or e is per_epoch
         ]
-    return _join_kl(entries)
+    return _join_objectives(_join_kl(entries))
 
 
 def _join_kl(entries: list[Entry]) -> list[Entry]:
@@ -119,6 +124,50 @@ def _join_kl(entries: list[Entry]) -> list[Entry]:
     return [*kept, replace(named[chosen], path="kl.estimator")] if chosen in named else kept
 
 
+def _join_objectives(entries: list[Entry]) -> list[Entry]:
+    """`objectives: [reward, kl_penalty]` and `objective_weights: {reward: 1, kl_penalty: -0.1}` as our objectives by
+    name. Within a source the weights come last, since they are about the list wherever they stand."""
+    if not any(entry.path.startswith("multi_objective.") for entry in entries):
+        return entries
+    order = list(dict.fromkeys(entry.source for entry in entries))
+    found: list[Entry] = []
+    for entry in sorted(entries, key=lambda entry: (order.index(entry.source), entry.path.startswith(_WEIGHTS))):
+        if entry.path == _OBJECTIVES and isinstance(entry.value, list):
+            found += _listed(entry)
+        elif entry.path.startswith(f"{_OBJECTIVES}."):
+            name, dot, rest = entry.path.removeprefix(f"{_OBJECTIVES}.").partition(".")
+            found.append(replace(entry, path=f"{_OBJECTIVES}.{OBJECTIVE_NAMES.get(name, name)}{dot}{rest}"))
+        elif entry.path.startswith(f"{_WEIGHTS}."):
+            found.append(_weight(entry))
+        else:
+            found.append(entry)
+    return found
+
+
+def _listed(entry: Entry) -> list[Entry]:
+    """A list of names as objectives with the directions that these have."""
+    found = [replace(entry, value={})]
+    for given in entry.value:
+        name = OBJECTIVE_NAMES.get(given, given) if isinstance(given, str) else None
+        if name not in DIRECTIONS:
+            raise NovaError(
+                f"{given!r:.60} has no direction: nothing says whether more of it is better",
+                where=entry.place,
+                fix=f"write {_OBJECTIVES}: {{name: {{direction: max}}}}, or min",
+            )
+        found.append(replace(entry, path=f"{_OBJECTIVES}.{name}.direction", value=DIRECTIONS[name]))
+    return found
+
+
+def _weight(entry: Entry) -> Entry:
+    """A weight without the sign that its objective's direction says already."""
+    given = entry.path.removeprefix(f"{_WEIGHTS}.")
+    name, value = OBJECTIVE_NAMES.get(given, given), entry.value
+    if DIRECTIONS.get(name) == "min" and isinstance(value, int | float) and not isinstance(value, bool):
+        value = abs(value)
+    return replace(entry, path=f"{_OBJECTIVES}.{name}.weight", value=value)
+
+
 def _add(found: dict[str, Entry], entry: Entry) -> None:
     """Add an entry; what lies within its path, or around it, gives way."""
     earlier = found.get(entry.path)
@@ -134,12 +183,9 @@ def _add(found: dict[str, Entry], entry: Entry) -> None:
     found[entry.path] = entry
 
 
-def _value(path: str, value: Any, entry: Entry) -> Any:
+def _value(path: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if path == "adv.estimator" and value in CREDIT_LATER:
-        fix = "use group, leave_one_out, mean, ema, scst or none"
-        raise NovaError(f"{value} needs values, and arrives with critics", where=entry.place, fix=fix)
     return VALUES.get(path, {}).get(value, value)
 
 

@@ -5,10 +5,11 @@ python -m novarl.config.names_page > docs/names.md
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from novarl.config.aliases import ALIASES, CREDIT_LATER, FIXED, KL_PLACES, LATER, VALUES
+from novarl.config.aliases import ALIASES, FIXED, KL_PLACES, LATER, VALUES
 from novarl.config.base import Config
 from novarl.config.files import dump
 from novarl.config.keys import Key, keys, sections
@@ -31,6 +32,19 @@ a number; `no`, `on` and `2024-01-01` are text. A file may name the command it i
 
 JOINT = (
     ("epochs, steps_per_epoch", "steps", "kit", "their product; for `rl`"),
+    ("adaptive_kl=true", "adaptive_kl.enabled=true", "NovaRL", "so with every section that has `enabled`"),
+    (
+        "multi_objective.objectives=[reward, kl_penalty, entropy]",
+        "multi_objective.objectives",
+        "RL2",
+        "each with the direction that everybody means: `max`, `min` (here it is `kl`), `max`; no other name has one",
+    ),
+    (
+        "multi_objective.objective_weights",
+        "multi_objective.objectives.NAME.weight",
+        "RL2",
+        "a negative weight of `kl_penalty` says `min` once more, and is positive here",
+    ),
     *(
         (
             f"{part}kl.{old}",
@@ -53,7 +67,10 @@ def page() -> str:
             _table(("key", "default", "takes", "meaning"), map(_row, keys(tree).values())),
         ]
     aliases = ((_code(a.old), ", ".join(map(_code, a.new)), a.source, a.note) for a in ALIASES)
-    joint = ((", ".join(map(_code, old.split(", "))), _code(new), source, note) for old, new, source, note in JOINT)
+    joint = (
+        (", ".join(map(_code, re.split(r", (?![^\[]*\])", old))), _code(new), source, note)
+        for old, new, source, note in JOINT
+    )
     parts += [
         "## Other names of our keys\n",
         "A name is understood by the commands that have the key it leads to; a key of ours keeps its meaning.\n",
@@ -74,7 +91,6 @@ def page() -> str:
             ("name", "arrives with"),
             [
                 *((_code(name), feature) for name, feature in LATER.items()),
-                *((_code(f"adv.estimator={v}"), "critics") for v in CREDIT_LATER),
             ],
         ),
     ]

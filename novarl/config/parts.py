@@ -20,6 +20,8 @@ Above0 = Annotated[float, Field(gt=0.0)]
 AtLeast0 = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Text = Annotated[str, Field(min_length=1)]
+OwnFunction = Annotated[str, Field(pattern=r"\.py\b")]
+"""A function in a file of the user's: `file.py:name`."""
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 
 
@@ -134,98 +136,6 @@ class Rows(Node):
     """The most held-out rows to measure."""
 
 
-class Advantage(Node):
-    """Credit: what an answer's reward is compared with."""
-
-    estimator: Literal["group", "leave_one_out", "none", "mean", "ema", "scst"] | None = None
-    """group, leave_one_out: the other answers to the prompt; mean: the batch; ema: the past; scst: the greedy answer;
-    null: the algorithm's."""
-    norm_std: bool | None = None
-    """Divide by the standard deviation of the prompt's rewards; null: the algorithm's."""
-    ema_beta: Beta = 0.9
-    """With estimator=ema: the weight of the past."""
-    whiten: bool = False
-    """Shift and scale the advantages of all trained tokens to mean 0 and variance 1."""
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Advantage:
-        named = self.estimator is not None
-        refuse(
-            named and self.estimator != "group" and self.norm_std is True,
-            "adv.norm_std",
-            f"adv.estimator={self.estimator} has no group whose deviation to divide by",
-            "use adv.estimator=group, or adv.whiten=true",
-        )
-        refuse(
-            named and self.estimator != "ema" and self.ema_beta != 0.9,
-            "adv.ema_beta",
-            f"adv.estimator={self.estimator} keeps no moving average",
-            "use adv.estimator=ema, or leave adv.ema_beta out",
-        )
-        return self
-
-
-class Clip(Node):
-    """How far an update may move the policy: the ratio stays within [1 - low, 1 + high]."""
-
-    low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """null: the algorithm's."""
-    high: Above0 | None = None
-    """null: the algorithm's."""
-
-
-class Correction(Node):
-    """Off-policy correction by truncated importance weights pi_old / mu."""
-
-    tis_max: Above0 | None = None
-    """The largest weight; null: no correction."""
-
-
-class KL(Node):
-    """A penalty on the distance from the starting policy."""
-
-    type: Literal["loss", "reward", "advantage"] | None = None
-    """Where it enters; null: the algorithm's."""
-    estimator: Literal["k1", "k2", "k3"] | None = None
-    """null: the algorithm's if its KL enters at the same place, otherwise k2 as a loss and k1 elsewhere."""
-    coef: AtLeast0 | None = None
-    """Its weight, 0 for none; null: the algorithm's."""
-
-    @model_validator(mode="after")
-    def _has_a_gradient(self) -> KL:
-        refuse(
-            self.type == "loss" and self.estimator == "k1",
-            "kl.estimator",
-            "k1 as a loss has zero gradient on average: it would cost nothing and do nothing",
-            "use kl.estimator=k2 or k3, or kl.type=reward",
-        )
-        return self
-
-
-class Entropy(Node):
-    """A bonus on the policy's entropy."""
-
-    coef: AtLeast0 | None = None
-    """Its weight; null: the algorithm's."""
-
-
-class Loss(Node):
-    """How the losses of tokens become one number."""
-
-    agg: Literal["token", "sequence", "constant"] | None = None
-    """token: mean over tokens; sequence: mean over answers of their mean; constant: sum over a fixed number;
-    null: the algorithm's."""
-
-
-class DynamicSampling(Node):
-    """Prompts whose answers all score the same teach nothing: ask others in their place."""
-
-    enabled: bool | None = None
-    """null: the algorithm's."""
-    max_refills: Count = 4
-    """How often to ask for more prompts before going on with fewer."""
-
-
 class Optim(Node):
     """AdamW and its learning-rate schedule, counted in optimiser updates."""
 
@@ -255,6 +165,17 @@ class Optim(Node):
             "use optim.schedule=linear or cosine, or leave optim.min_lr_ratio out",
         )
         return self
+
+
+class Lora(Node):
+    """Low-rank adapters: the model stays as it is, and two thin matrices beside each of its layers are trained."""
+
+    rank: Whole = 0
+    """Columns of the thin matrices; 0: no adapters, all weights are trained."""
+    alpha: Above0 = 16.0
+    """The adapters' share of a layer's output is scaled by alpha / rank."""
+    target: Annotated[Literal["all-linear"] | Texts, Field(union_mode="left_to_right")] = "all-linear"
+    """The layers, by the last parts of their names, such as [q_proj, v_proj]; all-linear: every one but the head."""
 
 
 class Micro(Node):
@@ -296,9 +217,10 @@ class RewardSpec(Node):
 
 
 def rewards_by_name(value: Any) -> Any:
-    """`reward=length` and `reward=file.py:name` as a mapping of one; in a mapping, text stands for `{source: text}`."""
+    """`reward=length`, `reward=file.py:name` and `reward=model:FOLDER` as a mapping of one; in a mapping, text stands
+    for `{source: text}`."""
     if isinstance(value, str):
-        value = {value.rpartition(":")[2]: value}
+        value = {"model" if value.startswith("model:") else value.rpartition(":")[2]: value}
     if not isinstance(value, dict):
         return value
     return {name: {"source": spec} if isinstance(spec, str) else spec for name, spec in value.items()}

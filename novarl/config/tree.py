@@ -2,6 +2,8 @@
 
     RLConfig      novarl rl, novarl demo
     SFTConfig     novarl sft
+    DPOConfig     novarl dpo (in preference.py)
+    RMConfig      novarl rm (in preference.py)
     EvalConfig    novarl eval
     SampleConfig  novarl sample
 
@@ -14,20 +16,26 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from novarl.config.base import Config, RunConfig, TrainConfig
-from novarl.config.parts import (
+from novarl.config.adapting import AdaptiveKL, ConstraintOptimization, MultiObjective
+from novarl.config.algorithm import (
     KL,
     Advantage,
     Clip,
     Correction,
-    Count,
+    Critic,
     DynamicSampling,
     Entropy,
+    Loss,
+    Prime,
+    Vine,
+)
+from novarl.config.base import Config, RunConfig, TrainConfig
+from novarl.config.parts import (
+    Count,
     Episode,
     Evaluation,
     HeldOut,
     Log,
-    Loss,
     RewardSpec,
     Rollout,
     RolloutLog,
@@ -38,6 +46,7 @@ from novarl.config.parts import (
     refuse,
     rewards_by_name,
 )
+from novarl.config.preference import DPOConfig, RMConfig
 
 BUILT_IN_MODELS = ("tiny", "small")
 
@@ -72,11 +81,17 @@ class RLConfig(TrainConfig):
     """How often those updates go through the step's answers."""
     rollout: Rollout = Rollout()
     adv: Advantage = Advantage()
+    critic: Critic = Critic()
+    vine: Vine = Vine()
+    prime: Prime = Prime()
     clip: Clip = Clip()
     correction: Correction = Correction()
     kl: KL = KL()
     entropy: Entropy = Entropy()
     loss: Loss = Loss()
+    adaptive_kl: AdaptiveKL = AdaptiveKL()
+    constraint_optimization: ConstraintOptimization = ConstraintOptimization()
+    multi_objective: MultiObjective = MultiObjective()
     dynamic_sampling: DynamicSampling = DynamicSampling()
     log: RolloutLog = RolloutLog()
     eval: HeldOut = HeldOut()
@@ -95,6 +110,12 @@ class RLConfig(TrainConfig):
             "nothing says how good an answer to a row of data is",
             "write reward=file.py:name, or the name of a built-in reward",
         )
+        refuse(
+            self.lora.rank > 0 and self.kl.reference == "ema",
+            "kl.reference",
+            "the moving average of adapters is not that of the weights they stand for",
+            "use kl.reference=start (the base without its adapters), or lora.rank=0",
+        )
         self._groups_are_large_enough()
         self._updates_divide()
         return self
@@ -102,7 +123,7 @@ class RLConfig(TrainConfig):
     def _groups_are_large_enough(self) -> None:
         alone = self.responses_per_prompt == 1
         refuse(
-            alone and self.adv.estimator in ("group", "leave_one_out"),
+            alone and self.adv.estimator in ("group", "leave_one_out", "reinforce_pp", "opo", "prime"),
             "adv.estimator",
             f"{self.adv.estimator} compares the answers to one prompt, and responses_per_prompt=1 leaves no others",
             "use responses_per_prompt=2 or more, or adv.estimator=mean",
@@ -146,7 +167,7 @@ class SFTConfig(TrainConfig):
     epochs: Annotated[float, Field(gt=0.0)] | None = None
     """How often to go through the rows; null: once, unless `steps` is given."""
     batch_size: Count = 32
-    """Rows in an update."""
+    """Rows in an update; they are packed end to end, without padding, and never see each other."""
     log: Log = Log()
     eval: Rows = Rows()
 
@@ -208,5 +229,7 @@ class SampleConfig(Config):
         return self
 
 
-TREES: dict[str, type[Config]] = {tree.kind: tree for tree in (RLConfig, SFTConfig, EvalConfig, SampleConfig)}
+TREES: dict[str, type[Config]] = {
+    tree.kind: tree for tree in (RLConfig, SFTConfig, DPOConfig, RMConfig, EvalConfig, SampleConfig)
+}
 """The trees by the command they belong to."""

@@ -3,7 +3,7 @@
 runs/<name>/
   config.yaml  manifest.json  summary.json
   metrics.jsonl  events.jsonl  logs/train.jsonl  tb/  rollouts/
-  checkpoints/  figures/  samples.md
+  checkpoints/  reference/  base/  figures/  samples.md
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ from novarl.core.errors import NovaError
 LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts")
 """What grows while the run goes on, and is cut back to the checkpoint when it is resumed."""
 
-WRITTEN = (*LOGS, "checkpoints", "config.yaml", "summary.json", "samples.md", "figures", "reference")
+WRITTEN = (
+    *LOGS,
+    *("checkpoints", "figures", "reference", "base"),
+    *("config.yaml", "summary.json", "samples.md", "front.json"),
+)
 """What a run writes beside its manifest, which comes first: found without one, it is somebody else's."""
 
 

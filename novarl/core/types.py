@@ -32,7 +32,8 @@ class Prompt:
     """One row of a task or data set, rendered to tokens once.
 
     `id` names the row for ever ("sort/train/41", "rows.jsonl:12"): it keys the row's random stream.
-    `extra` holds the row's other columns, which rewards of TRL's form receive by name.
+    `extra` holds the row's other columns, which rewards of TRL's form receive by name. `conversational` is False where
+    the row held a plain string, which those rewards then receive as a string, and so the completion.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Prompt:
     messages: tuple[Message, ...]
     answer: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    conversational: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +170,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What models say of a batch before its first update, per token [N]; saved with it and never recomputed."""
+    """What models say of a batch before its first update, per token [N]; saved with it and never recomputed.
+
+    values: the value of the state before the token; bootstrap [R]: the value after a trajectory's last token, 0 where
+    it ended there; token_reward: a reward for this very token, beside the trajectory's; segment: the step of its
+    trajectory that the token belongs to, where steps are longer than a token, counted from 0.
+    """
 
     old_logp: Tensor | None = None
     ref_logp: Tensor | None = None
     values: Tensor | None = None
     bootstrap: Tensor | None = None
+    token_reward: Tensor | None = None
+    segment: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +191,6 @@ class Credit:
 
     advantage: Tensor
     returns: Tensor | None = None
-    weight: Tensor | None = None
 
 
 class Tokenizer(Protocol):

@@ -58,12 +58,21 @@ def load_rl(
         if long and on_long == "refuse":
             part = columns.messages or columns.prompt or ""
             raise Refused(part, f"the prompt has {len(tokens)} tokens, more than max_length={max_length}")
-        return [Prompt(example.id, tokens[-max_length:], example.messages, example.answer, example.extra)], long
+        is_text = row.value is not None and columns.prompt is not None and isinstance(row.value[columns.prompt], str)
+        prompt = Prompt(
+            example.id,
+            tokens[-max_length:],
+            example.messages,
+            example.answer,
+            example.extra,
+            conversational=not is_text,
+        )
+        return [prompt], long
 
-    _check_limits(max_length, max_bad_rows)
-    rows, where = _rows(source, split)
+    check_limits(max_length, max_bad_rows)
+    rows, where = open_rows(source, split)
     columns = detect(rows, "rl", keys=Columns(messages_key, prompt_key, None, answer_key), where=where)
-    return _load(rows, build, max_bad_rows=max_bad_rows, report=report, where=where)
+    return load_rows(rows, build, max_bad_rows=max_bad_rows, report=report, where=where)
 
 
 def load_sft(
@@ -79,8 +88,10 @@ def load_sft(
     completion_key: str | None = None,
     max_bad_rows: float = 0.01,
     report: Report | None = None,
+    sizes: list[int] | None = None,
 ) -> tuple[list[Sequence], RowCounts]:
-    """The sequences to imitate, in the data's order; several for a row whose earlier turns the chat template rewrites.
+    """The sequences to imitate, in the data's order; several for a row whose earlier turns the chat template rewrites:
+    how many for each row used is added to `sizes`.
 
     A row of more than `max_length` tokens loses its tail (and is refused if nothing to learn remains), or is refused
     with `on_long="refuse"`. Everything else is as in `load_rl`.
@@ -96,47 +107,52 @@ def load_sft(
         if longest > max_length and on_long == "refuse":
             raise Refused(part, f"the row has {longest} tokens, more than max_length={max_length}")
         cut = [(tokens[:max_length], mask[:max_length]) for tokens, mask in rendered]
-        kept = [_sequence(piece) for piece in cut if any(piece[1][1:])]
+        kept = [as_sequence(piece) for piece in cut if any(piece[1][1:])]
         if not kept:
             raise Refused(part, f"no token to learn lies within max_length={max_length}")
         return kept, longest > max_length
 
-    _check_limits(max_length, max_bad_rows)
-    rows, where = _rows(source, split)
+    check_limits(max_length, max_bad_rows)
+    rows, where = open_rows(source, split)
     columns = detect(rows, "sft", keys=Columns(messages_key, prompt_key, completion_key), where=where)
-    return _load(rows, build, max_bad_rows=max_bad_rows, report=report, where=where)
+    return load_rows(rows, build, max_bad_rows=max_bad_rows, report=report, where=where, sizes=sizes)
 
 
-def _sequence(rendered: Rendered) -> Sequence:
+def as_sequence(rendered: Rendered) -> Sequence:
+    """Rendered tokens as a sequence that no policy sampled."""
     tokens, mask = rendered
     zeros = (0.0,) * len(tokens)
     # Nothing predicts the first token, so it is never trained on.
     return Sequence(tokens, (False, *mask[1:]), zeros, zeros, (0,) * len(tokens))
 
 
-def _check_limits(max_length: int, max_bad_rows: float) -> None:
+def check_limits(max_length: int, max_bad_rows: float) -> None:
+    """NovaError where a limit is out of its range."""
     if max_length < 1:
         raise NovaError(f"must be at least 1, not {max_length}", where="max_length", fix="leave room for the prompt")
     if not 0.0 <= max_bad_rows <= 1.0:
         raise NovaError(f"is a share from 0 to 1, not {max_bad_rows}", where="max_bad_rows", fix="for 1 % write 0.01")
 
 
-def _rows(source: Source, split: str | None) -> tuple[list[RawRow], str]:
+def open_rows(source: Source, split: str | None) -> tuple[list[RawRow], str]:
+    """The rows of a source, and its name for messages."""
     if isinstance(source, str | Path):
         return list(read(source, split)), str(source)
     rows = list(source)
     return rows, rows[0].where if rows else "data"
 
 
-def _load(
+def load_rows(
     rows: Iterable[RawRow],
     build: Callable[[RawRow], tuple[list[Item], bool]],
     *,
     max_bad_rows: float,
     report: Report | None,
     where: str,
+    sizes: list[int] | None = None,
 ) -> tuple[list[Item], RowCounts]:
-    """Build every row (into its items, and whether it was cut), and judge whether few enough were refused."""
+    """Build every row (into its items, whose number is added to `sizes`, and whether it was cut), and judge whether few
+    enough were refused."""
     items: list[Item] = []
     bad: list[BadRow] = []
     read_rows = truncated = 0
@@ -149,6 +165,8 @@ def _load(
         else:
             items += made
             truncated += cut
+            if sizes is not None:
+                sizes.append(len(made))
     if bad and (len(bad) == read_rows or len(bad) / read_rows > max_bad_rows):
         shown = "; ".join(map(str, bad[:_SHOWN])) + ("; ..." if len(bad) > _SHOWN else "")
         what = f"{len(bad)} of {read_rows} rows cannot be used, and max_bad_rows={max_bad_rows:g} allows fewer: {shown}"

@@ -14,7 +14,7 @@ import difflib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from novarl.core.errors import NovaError
@@ -74,17 +74,12 @@ def detect(rows: Sequence[RawRow], purpose: Purpose, *, keys: Columns, where: st
     A column counts as there if at least half of the first rows that could be read hold a value in it. NovaError: no
     format fits, two do, the keys contradict each other, or a key names a column that no row has.
     """
-    good = [row.value for row in rows if row.value is not None]
-    if not good:
-        first = next((f": {row.where}: {row.error}" for row in rows), "")
-        raise NovaError(f"no row could be read{first}", where=where, fix="check that it is the right file")
-    _check_keys(good, keys, where=where)
-    sample = good[:_SAMPLED]
-    counts = Counter(name for row in sample for name, value in row.items() if value is not None)
-    present = [name for name, count in counts.items() if 2 * count >= len(sample)]
+    if keys.messages is not None and (keys.prompt is not None or keys.completion is not None):
+        fix = "keep messages_key, or prompt_key (and completion_key)"
+        raise NovaError("messages_key and prompt_key exclude each other", where=where, fix=fix)
+    present, names = columns_seen(rows, asdict(keys), where=where)
     found = _sft_columns(present, keys) if purpose == "sft" else _rl_columns(present, keys)
     if len(found) != 1:
-        names = ", ".join(sorted(counts)[:20]) or "none"
         keys_to_set = "messages_key, or prompt_key and completion_key"
         fix = f"set {keys_to_set if purpose == 'sft' else 'messages_key or prompt_key, and answer_key if there is one'}"
         what = "no known format" if not found else "more than one format"
@@ -92,17 +87,26 @@ def detect(rows: Sequence[RawRow], purpose: Purpose, *, keys: Columns, where: st
     return found[0]
 
 
-def _check_keys(good: Sequence[Mapping[str, Any]], keys: Columns, *, where: str) -> None:
-    if keys.messages is not None and (keys.prompt is not None or keys.completion is not None):
-        fix = "keep messages_key, or prompt_key (and completion_key)"
-        raise NovaError("messages_key and prompt_key exclude each other", where=where, fix=fix)
-    for part in ("messages", "prompt", "completion", "answer"):
-        name = getattr(keys, part)
+def columns_seen(rows: Sequence[RawRow], keys: Mapping[str, str | None], *, where: str) -> tuple[list[str], str]:
+    """The columns that at least half of the first readable rows fill, and the names of all of theirs, for a message.
+
+    `keys` says which column the user named for each part. NovaError: no row can be read, or a column named is in none.
+    """
+    good = [row.value for row in rows if row.value is not None]
+    if not good:
+        first = next((f": {row.where}: {row.error}" for row in rows), "")
+        raise NovaError(f"no row could be read{first}", where=where, fix="check that it is the right file")
+    for part, name in keys.items():
         if name is not None and not any(name in row for row in good):
             columns = sorted({column for row in good for column in row})
             near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
             fix = f"did you mean {near[0]!r}?" if near else f"the columns are: {', '.join(columns[:20]) or 'none'}"
             raise NovaError(f"{part}_key={name}, but no row has that column", where=where, fix=fix)
+    sample = good[:_SAMPLED]
+    counts = Counter(name for row in sample for name, value in row.items() if value is not None)
+    return [name for name, count in counts.items() if 2 * count >= len(sample)], ", ".join(
+        sorted(counts)[:20]
+    ) or "none"
 
 
 def _sft_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
@@ -128,16 +132,16 @@ def _rl_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
 
 def sft_example(row: RawRow, columns: Columns) -> Example:
     """A conversation to learn from. Every assistant turn of `messages`, or of `completion`, is trained on."""
-    value = _value(row)
+    value = row_value(row)
     if columns.messages is not None:
-        messages, context = _messages(_get(value, columns.messages), columns.messages), 0
+        messages, context = messages_of(cell(value, columns.messages), columns.messages), 0
         name = columns.messages
     else:
         assert columns.prompt is not None and columns.completion is not None
-        prompt = _turns(value, columns.prompt, "user")
+        prompt = turns_of(value, columns.prompt, "user")
         if prompt[-1]["role"] == "assistant":
             raise Refused(columns.prompt, "the prompt ends with an assistant turn")
-        messages, context = prompt + _turns(value, columns.completion, "assistant"), len(prompt)
+        messages, context = prompt + turns_of(value, columns.completion, "assistant"), len(prompt)
         name = columns.completion
     if messages[0]["role"] == "assistant":
         raise Refused(columns.messages or columns.prompt or "", "an assistant turn comes first, with nothing to answer")
@@ -151,41 +155,41 @@ def rl_example(row: RawRow, columns: Columns) -> Example:
 
     An answer column of another name stays among the others too: TRL's reward functions know it by that name.
     """
-    value = _value(row)
+    value = row_value(row)
     name = columns.messages or columns.prompt
     assert name is not None
-    messages = _messages(_get(value, name), name) if columns.messages is not None else _turns(value, name, "user")
+    messages = messages_of(cell(value, name), name) if columns.messages is not None else turns_of(value, name, "user")
     if messages[-1]["role"] == "assistant":
         raise Refused(f"{name}[{len(messages) - 1}].role", "ends with an assistant turn: nothing is left to answer")
-    answer = None if columns.answer is None else _get(value, columns.answer)
+    answer = None if columns.answer is None else cell(value, columns.answer)
     used = {name, "answer"} if columns.answer == "answer" else {name}
     extra = {column: item for column, item in value.items() if column not in used}
     return Example(row.where, messages, len(messages), answer, extra)
 
 
-def _value(row: RawRow) -> Mapping[str, Any]:
+def row_value(row: RawRow) -> Mapping[str, Any]:
     if row.value is None:
         raise Refused("", row.error or "could not be read")
     return row.value
 
 
-def _get(value: Mapping[str, Any], name: str) -> Any:
+def cell(value: Mapping[str, Any], name: str) -> Any:
     if value.get(name) is None:
         raise Refused(name, "is missing" if name not in value else "is null")
     return value[name]
 
 
-def _turns(value: Mapping[str, Any], name: str, role: str) -> tuple[Message, ...]:
+def turns_of(value: Mapping[str, Any], name: str, role: str) -> tuple[Message, ...]:
     """A string as one turn of `role`, or a list of messages."""
-    item = _get(value, name)
+    item = cell(value, name)
     if isinstance(item, str):
         return ({"role": role, "content": _content(item, name)},)
     if isinstance(item, list | tuple):
-        return _messages(item, name)
+        return messages_of(item, name)
     raise Refused(name, f"must be a string or a list of messages, not {json_kind(item)}")
 
 
-def _messages(value: Any, name: str) -> tuple[Message, ...]:
+def messages_of(value: Any, name: str) -> tuple[Message, ...]:
     if isinstance(value, str):  # in CSV, a list can only be written as JSON
         try:
             value = json.loads(value)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from novarl.algos import advantages, kl
+from novarl.algos import advantages
+from novarl.algos.named import OFF_POLICY, TEMPORAL
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Credit, Record, Scores
+from novarl.learn.objective import KL_ESTIMATORS
 from novarl.learn.plan import trajectory_of_tokens
 
 
@@ -17,68 +21,130 @@ from novarl.learn.plan import trajectory_of_tokens
 class CreditRule:
     """How rewards become advantages.
 
-    `estimator`: "group" and "leave_one_out" compare a trajectory with its group; "none", "mean", "ema" and "scst" are
-    REINFORCE's baselines. `kl_type` "reward" subtracts beta * sum_t KL_t from the trajectory's reward before the
-    baseline, "advantage" subtracts beta * KL_t from each token's advantage.
+    `estimator`: a function of `algos.advantages` by name. Those of whole trajectories compare a reward with its group
+    ("group", "leave_one_out", "reinforce_pp", "opo"), the batch ("mean"), the past ("ema"), a number ("constant"), the
+    greedy answer ("scst") or nothing ("none"); the TEMPORAL ones use the values in the Scores, "prime" their token
+    rewards. `own` (rewards [S], group [S] -> advantage [S]) is one of the user's, and stands in for them. `options` are
+    the estimator's keywords. `kl_type` "reward" subtracts beta * KL_t from the reward of each token, "advantage" from
+    its advantage.
     """
 
     estimator: str
     norm_std: bool = False
     ema_beta: float = 0.9
+    constant: float = 0.0
     whiten: bool = False
     kl_type: str | None = None
     kl_estimator: str = "k1"
     kl_coef: float = 0.0
+    options: tuple[tuple[str, Any], ...] = ()
+    own: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def __call__(self, batch: Batch, scores: Scores, ema: float | None) -> tuple[Credit, Record, float | None]:
-        """(credit, what there is to report, the new moving average of rewards)."""
+    def __call__(
+        self,
+        batch: Batch,
+        scores: Scores,
+        ema: float | None,
+        *,
+        reward: Tensor | None = None,
+        kl_coef: float | None = None,
+    ) -> tuple[Credit, Record, float | None]:
+        """(credit, what there is to report, the new moving average of rewards).
+
+        `reward` [R] stands in for the batch's where several objectives are weighed, `kl_coef` for the rule's own where
+        a controller moves it.
+        """
         owner = trajectory_of_tokens(batch)
-        reward = batch.reward.clone()
+        reward = (batch.reward if reward is None else reward).clone()
         record: Record = {}
-        penalty: Tensor | None = None
+        penalty = torch.zeros_like(batch.behavior_logp)
         if self.kl_type in ("reward", "advantage"):
-            penalty = self._penalty(batch, scores)
-            record |= {"kl_penalty": penalty[batch.mask].mean().item(), "kl_coef": self.kl_coef}
-        if penalty is not None and self.kl_type == "reward":
-            reward = reward - torch.zeros_like(reward).index_add(0, owner, penalty.to(reward.dtype))
-        per_trajectory, ema = self._baseline(batch, reward, ema)
-        advantage = per_trajectory[owner] * batch.mask
-        if penalty is not None and self.kl_type == "advantage":
+            coef = self.kl_coef if kl_coef is None else kl_coef
+            penalty = coef * self._kl(scores) * batch.mask
+            record |= {"kl_penalty": penalty[batch.mask].mean().item(), "kl_coef": coef}
+        in_reward = penalty if self.kl_type == "reward" else torch.zeros_like(penalty)
+        returns: Tensor | None = None
+        if self.estimator in TEMPORAL:
+            advantage, returns = self._temporal(batch, scores, reward, in_reward)
+        elif self.estimator == "prime":
+            advantage = self._prime(batch, scores, reward - _summed(in_reward, owner, reward))
+        else:
+            per_trajectory, ema = self._baseline(batch, reward - _summed(in_reward, owner, reward), ema)
+            advantage = per_trajectory[owner] * batch.mask
+        if self.kl_type == "advantage":
             advantage = advantage - penalty
         if self.whiten:
             advantage = advantages.whiten(advantage, batch.mask)
         chosen = advantage[batch.mask].double()
         record |= {"advantage_mean": chosen.mean().item(), "advantage_std": chosen.std(unbiased=False).item()}
-        return Credit(advantage=advantage), record, ema
+        return Credit(advantage=advantage, returns=returns), record, ema
 
-    def _penalty(self, batch: Batch, scores: Scores) -> Tensor:
-        """beta * KL_t, 0 outside the mask."""
+    def _kl(self, scores: Scores) -> Tensor:
+        """KL_t of the policy that sampled and its reference, [N]."""
         if scores.old_logp is None or scores.ref_logp is None:
             raise NovaError(
                 "a KL penalty needs a reference", where="kl", fix="set kl.type=null or kl.coef > 0 with a reference"
             )
-        estimator = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}[self.kl_estimator]
-        return self.kl_coef * estimator(scores.old_logp, scores.ref_logp) * batch.mask
+        return KL_ESTIMATORS[self.kl_estimator](scores.old_logp, scores.ref_logp)
 
     def _baseline(self, batch: Batch, reward: Tensor, ema: float | None) -> tuple[Tensor, float | None]:
+        """One advantage for each trajectory [R], 0 for those that only serve as a baseline."""
         trained = ~batch.baseline
         result = torch.zeros_like(reward)
         own, groups = reward[trained], batch.group[trained]
-        if self.estimator == "group":
+        if self.own is not None:
+            result[trained] = self.own(own, groups)
+        elif self.estimator == "group":
             result[trained] = advantages.group(own, groups, norm_std=self.norm_std)
         elif self.estimator == "leave_one_out":
             result[trained] = advantages.leave_one_out(own, groups)
+        elif self.estimator == "reinforce_pp":
+            result[trained] = advantages.reinforce_pp(own, groups)
+        elif self.estimator == "opo":
+            lengths = torch.bincount(trajectory_of_tokens(batch)[batch.mask], minlength=len(reward))
+            result[trained] = advantages.opo(own, groups, lengths=lengths[trained])
         elif self.estimator == "mean":
-            result[trained] = advantages.batch_mean(own)
+            result[trained] = advantages.batch(own, groups)
         elif self.estimator == "ema":
             result[trained], ema = advantages.ema_baseline(own, ema, beta=self.ema_beta)
         elif self.estimator == "scst":
             result[trained] = advantages.scst(own, self._greedy(batch, reward)[trained])
-        elif self.estimator == "none":
-            result[trained] = own
+        elif self.estimator in ("none", "constant"):
+            result[trained] = advantages.constant_baseline(own, self.constant)
         else:
             raise NovaError(f"unknown estimator {self.estimator!r}", where="adv.estimator")
         return result, ema
+
+    def _temporal(self, batch: Batch, scores: Scores, reward: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
+        """(advantage [N], returns [N]) of an estimator over time, on the trained tokens of each trajectory in a row."""
+        rows = Rows.of(batch)
+        values = rows.spread(scores.values if scores.values is not None else torch.zeros_like(penalty))
+        per_token = rows.spread(-penalty if scores.token_reward is None else scores.token_reward - penalty)
+        per_token = per_token + rows.last * reward[:, None]
+        known: dict[str, Any] = {
+            "rewards": per_token,
+            "values": values,
+            "mask": rows.mask,
+            "bootstrap": scores.bootstrap if scores.bootstrap is not None else torch.zeros_like(reward),
+            **dict(self.options),
+        }
+        if self.estimator in OFF_POLICY:
+            assert scores.old_logp is not None
+            known |= {"logp": rows.spread(scores.old_logp), "behavior_logp": rows.spread(batch.behavior_logp)}
+        if scores.segment is not None:
+            advantage, returns = advantages.segment_gae(segment=rows.spread(scores.segment), **known)
+        else:
+            advantage, returns = getattr(advantages, self.estimator)(**known)
+        return rows.flat(advantage), rows.flat(returns)
+
+    def _prime(self, batch: Batch, scores: Scores, reward: Tensor) -> Tensor:
+        """PRIME's advantage [N]: leave-one-out on the outcome, and on the returns of the process rewards."""
+        assert scores.token_reward is not None
+        rows = Rows.of(batch)
+        advantage = advantages.prime(
+            rows.spread(scores.token_reward), rows.mask, reward, batch.group, **dict(self.options)
+        )
+        return rows.flat(advantage)
 
     @staticmethod
     def _greedy(batch: Batch, reward: Tensor) -> Tensor:
@@ -87,3 +153,42 @@ class CreditRule:
         twin = torch.full((int(compact.max()) + 1,), float("nan"), dtype=reward.dtype)
         twin[compact[batch.baseline]] = reward[batch.baseline]
         return twin[compact]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The trained tokens of each trajectory side by side: [R, T], T the most of any, padded on the right.
+
+    What the policy did not choose (prompts, turns of an environment) is no step of it and has no column. `index` [R, T]
+    is the flat position, `mask` where there is one, `last` the last of each row (the reward comes with it).
+    """
+
+    index: Tensor
+    mask: Tensor
+    last: Tensor
+    size: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> Rows:
+        owner = trajectory_of_tokens(batch)
+        flat = batch.mask.nonzero().flatten()
+        flat = flat[torch.argsort(owner[flat], stable=True)]
+        count = torch.bincount(owner[flat], minlength=batch.reward.numel())
+        columns = torch.arange(int(count.max()))
+        mask = columns[None, :] < count[:, None]
+        index = torch.zeros(mask.shape, dtype=torch.int64)
+        index[mask] = flat
+        return cls(index, mask, mask & (columns[None, :] == count[:, None] - 1), batch.tokens.numel())
+
+    def spread(self, flat: Tensor) -> Tensor:
+        """A per-token tensor [N] as [R, T], 0 where there is no token."""
+        return torch.where(self.mask, flat[self.index], torch.zeros((), dtype=flat.dtype))
+
+    def flat(self, rows: Tensor) -> Tensor:
+        """The inverse: [R, T] as [N], 0 outside the mask."""
+        return rows.new_zeros(self.size).index_copy(0, self.index[self.mask], rows[self.mask])
+
+
+def _summed(per_token: Tensor, owner: Tensor, like: Tensor) -> Tensor:
+    """The sum over each trajectory's tokens, [R]."""
+    return torch.zeros_like(like).index_add(0, owner, per_token.to(like.dtype))

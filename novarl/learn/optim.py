@@ -114,3 +114,22 @@ class Optimizer:
             parameter = self.parameters[name]
             # The step count too: the fused AdamW reads it where the weights are.
             self.adamw.state[parameter] = {key: value.to(parameter.device) for key, value in moments.items()}
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """The weights of a module that a checkpoint has no folder for, each once, however many layers share it."""
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+@torch.no_grad()
+def put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """The inverse of `weights_of`. NovaError where they are of another module."""
+    parameters = dict(module.named_parameters())
+    if parameters.keys() != weights.keys():
+        raise NovaError(
+            "the checkpoint's weights belong to another model",
+            where="resume",
+            fix="use the model the run was started with",
+        )
+    for name, parameter in parameters.items():
+        parameter.copy_(weights[name])

@@ -6,64 +6,35 @@ so micro-batch size, packing and the number of ranks never change the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from novarl.algos import aggregate, kl, off_policy
+from novarl.algos import aggregate
+from novarl.algos.values import value_loss
 from novarl.core.types import Batch, Credit, Record, Scores
 from novarl.distributed.ranks import Ranks
+from novarl.learn.guard import StepGuard
 from novarl.learn.ledger import Ledger
-from novarl.learn.optim import Optimizer, OptimSettings
+from novarl.learn.objective import KL_ESTIMATORS, Objective
+from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
 from novarl.learn.plan import piece, plan, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
 
-Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
-"""(logp, old_logp, advantage, mask), each [N] -> (per-token loss to be minimised [N], per-token statistics)."""
-
-KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
+PROBE_TOKENS = 2048
+"""Tokens of the minibatch, at least, on which an update's own move is measured; a guard measures all of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
-    """What an update minimises: surrogate, correction, regularizers and aggregation.
+class SharedValue:
+    """A value head [D] -> 1 on the policy's own trunk, trained with it: loss + coef * value loss."""
 
-    loss = sum_t w_t * (c_t * surrogate_t + kl_coef * KL_t - entropy_coef * H_t), with w from the aggregation and c the
-    truncated importance weight min(pi_old / mu, correction_max) where a correction is on.
-    """
-
-    surrogate: Surrogate
-    aggregation: str
-    constant: float
-    kl_loss_coef: float = 0.0
-    kl_estimator: str = "k3"
-    entropy_coef: float = 0.0
-    correction_max: float | None = None
-
-
-def token_losses(
-    objective: Objective, part: Batch, logp: Tensor, entropy: Tensor, *, scores: Scores, advantage: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Per-token losses by name (`policy`; `kl` and `entropy` where they are on), and per-token statistics, each [N].
-
-    Without recorded `old_logp` the data is on-policy: the old policy is the current one, its ratio 1, its gradient the
-    policy gradient.
-    """
-    old = logp.detach() if scores.old_logp is None else scores.old_logp
-    surrogate, stats = objective.surrogate(logp, old, advantage, part.mask)
-    if objective.correction_max is not None:
-        weight = off_policy.truncated_weight(old, part.behavior_logp, part.mask, maximum=objective.correction_max)
-        surrogate = surrogate * weight
-        stats = {**stats, "correction": weight}
-    losses = {"policy": surrogate}
-    if objective.kl_loss_coef and scores.ref_logp is not None:
-        losses["kl"] = KL_ESTIMATORS[objective.kl_estimator](logp, scores.ref_logp)
-    if objective.entropy_coef:
-        losses["entropy"] = entropy
-    return losses, {**stats, "ratio": (logp.detach() - old).exp()}
+    head: nn.Module
+    coef: float
+    clip: float | None
 
 
 class PolicyLearner:
@@ -79,12 +50,16 @@ class PolicyLearner:
         ranks: Ranks,
         budget: int,
         reference: Scorer | None = None,
+        reference_decay: float | None = None,
         needs_old_logp: bool = False,
+        value: SharedValue | None = None,
+        guard: StepGuard | None = None,
     ) -> None:
         self.model, self.scorer, self.reference = model, scorer, reference
+        self.reference_decay = reference_decay
         self.objective, self.ranks, self.budget = objective, ranks, budget
-        self.needs_old_logp = needs_old_logp
-        self.optimizer = Optimizer(model, optim)
+        self.needs_old_logp, self.value, self.guard = needs_old_logp, value, guard
+        self.optimizer = Optimizer(model if value is None else nn.ModuleList([model, value.head]), optim)
 
     def score(self, batch: Batch) -> Scores:
         """What the update needs to know of the batch before the weights move."""
@@ -95,7 +70,6 @@ class PolicyLearner:
     def update(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
         """One optimiser update on the whole minibatch; the Record is the same on every rank."""
         ledger = Ledger()
-        micro = plan(batch, self.ranks, self.budget)
         weight = aggregate.weights(
             batch.mask,
             trajectory_of_tokens(batch),
@@ -104,18 +78,15 @@ class PolicyLearner:
             trajectories=int((~batch.baseline).sum()),
             dtype=batch.reward.dtype,
         )
-        before: Tensor | None = None
-        for number, trajectories in enumerate(micro):
+        before = torch.zeros_like(batch.behavior_logp)
+        for trajectories in plan(batch, self.ranks, self.budget):
             part, index = piece(batch, trajectories, self.scorer.device)
             logp = self._backward(part, index, weight=weight, scores=scores, credit=credit, ledger=ledger)
-            before = logp if number == 0 else before
+            before[index] = logp.to(before)
         self.ranks.sum_(*self.optimizer.gradients())
-        norm, rate = self.optimizer.step()
-        if before is not None:
-            self._measure_move(batch, micro[0], before, ledger)
-        record = ledger.reduce(self.ranks)
-        record |= {"grad_norm": norm, "lr": rate, "kl_coef": self.objective.kl_loss_coef}
-        return record
+        self.ranks.sum_(before)
+        record = self._step(batch, before if scores.old_logp is None else scores.old_logp)
+        return ledger.reduce(self.ranks) | record | self._move(batch, before)
 
     def _backward(
         self, part: Batch, index: Tensor, *, weight: Tensor, scores: Scores, credit: Credit, ledger: Ledger
@@ -127,17 +98,48 @@ class PolicyLearner:
             return None if column is None else column[index].to(device)
 
         weight, advantage = weight[index].to(device), credit.advantage[index].to(device)
-        logp, entropy = self.scorer(part)
+        hidden = self.scorer.hidden(part)
+        logp, entropy = self.scorer.read(part, hidden)
         here = Scores(old_logp=local(scores.old_logp), ref_logp=local(scores.ref_logp))
-        losses, stats = token_losses(self.objective, part, logp, entropy, scores=here, advantage=advantage)
+        losses, stats = self.objective.losses(part, logp, entropy, scores=here, advantage=advantage)
         sums = {name: (loss * weight).sum() for name, loss in losses.items()}
-        coefficients = {"policy": 1.0, "kl": self.objective.kl_loss_coef, "entropy": -self.objective.entropy_coef}
-        total = torch.stack([coefficients[name] * value for name, value in sums.items()]).sum()
+        total = torch.stack([self.objective.coefficient(name) * value for name, value in sums.items()]).sum()
+        if self.value is not None:
+            total = total + self._value(part, hidden, local(scores.values), local(credit.returns), weight, ledger)
         total.backward()
         self._report(part, ledger, logp=logp.detach(), entropy=entropy.detach(), sums=sums, stats=stats, scores=here)
         ledger.sum("total_loss", total)
         ledger.sum("policy_objective", (stats["ratio"] * advantage * weight).sum())
         return logp.detach()
+
+    def _value(
+        self, part: Batch, hidden: Tensor, old: Tensor | None, returns: Tensor | None, weight: Tensor, ledger: Ledger
+    ) -> Tensor:
+        """The shared trunk's value loss, by the policy's own token weights."""
+        assert self.value is not None and old is not None and returns is not None
+        head = self.value.head
+        states = hidden[part.prev.clamp(min=0)].to(next(head.parameters()).dtype)
+        values = head(states).squeeze(-1)
+        losses, stats = value_loss(values, old, returns, part.mask, clip=self.value.clip)
+        ledger.mean("value_loss", losses[part.mask])
+        ledger.mean("value_mean", values[part.mask])
+        ledger.mean("value_clip_fraction", stats["value_clip_fraction"][part.mask].double())
+        return self.value.coef * (losses * weight).sum()
+
+    def _step(self, batch: Batch, old: Tensor) -> Record:
+        """Move the weights, under guard where there is one."""
+        if self.guard is None:
+            norm, rate = self.optimizer.step()
+            guarded: Record = {}
+        else:
+
+            def distance() -> float:
+                now = self.scorer.logprobs(batch, self.ranks, self.budget)
+                return KL_ESTIMATORS["k3"](old, now)[batch.mask].double().mean().item()
+
+            norm, rate, guarded = self.guard.around(self.optimizer, distance)
+        coefficients = {"kl_coef": self.objective.kl_loss_coef, "entropy_coef": self.objective.entropy_coef}
+        return {"grad_norm": norm, "lr": rate, **coefficients, **guarded}
 
     def _report(
         self,
@@ -161,25 +163,64 @@ class PolicyLearner:
         ledger.mean("mismatch_mean", difference)
         ledger.max("mismatch_max", difference)
         if scores.ref_logp is not None:
-            ledger.moments("kl", KL_ESTIMATORS["k3"](logp, scores.ref_logp)[mask])
+            k3 = KL_ESTIMATORS["k3"](logp, scores.ref_logp)[mask]
+            ledger.moments("kl", k3)
             ledger.mean("kl_to_ref", KL_ESTIMATORS["k1"](logp, scores.ref_logp)[mask])
+            owner = trajectory_of_tokens(part)
+            ledger.mean("kl_sequence", k3.new_zeros(len(part.reward)).index_add(0, owner[mask], k3)[~part.baseline])
         kl_loss = sums.get("kl", torch.zeros(()))
         ledger.sum("kl_loss", kl_loss)
         ledger.sum("kl_penalty", self.objective.kl_loss_coef * kl_loss)
 
-    @torch.no_grad()
-    def _measure_move(self, batch: Batch, trajectories: list[int], before: Tensor, ledger: Ledger) -> None:
-        """KL(before || after) per token, k3 on each rank's first micro-batch; after the step, never clamped."""
-        part, _ = piece(batch, trajectories, self.scorer.device)
-        after, _ = self.scorer(part)
-        moved = KL_ESTIMATORS["k3"](before, after)[part.mask]
-        ledger.mean("kl", moved)
+    def _move(self, batch: Batch, before: Tensor) -> Record:
+        """How far this update moved the policy: KL(before || after) per token, k3, after the step, never clamped.
+
+        Measured on the minibatch's first trajectories, as many as hold PROBE_TOKENS: a choice that depends on neither
+        the token budget nor the ranks.
+        """
+        probe = self._probe(batch)
+        part, index = piece(batch, probe, torch.device("cpu"))
+        after, mask = self.scorer.logprobs(part, self.ranks, self.budget), part.mask
+        moved = KL_ESTIMATORS["k3"](before[index], after)[mask].double()
+        record = {"kl": moved.mean().item()}
         if self.reference is None:  # the nearest thing to a reference is the policy before the update
-            ledger.moments("kl", moved)
-            ledger.mean("kl_to_ref", KL_ESTIMATORS["k1"](after, before)[part.mask])
+            back = KL_ESTIMATORS["k1"](after, before[index])[mask].double().mean().item()
+            record |= {"kl_mean": record["kl"], "kl_std": moved.std(unbiased=False).item(), "kl_to_ref": back}
+        return record
+
+    @staticmethod
+    def _probe(batch: Batch) -> list[int]:
+        owner = trajectory_of_tokens(batch)
+        chosen = torch.bincount(owner[batch.mask], minlength=batch.reward.numel())
+        trained = (chosen > 0).nonzero().flatten()
+        enough = int((chosen[trained].cumsum(0) < PROBE_TOKENS).sum()) + 1
+        return trained[:enough].tolist()
+
+    @torch.no_grad()
+    def end_step(self) -> None:
+        """After a rollout's last update: move the reference a little towards the policy, where it is to follow it."""
+        if self.reference is None or self.reference_decay is None:
+            return
+        pairs = zip(self.reference.model.parameters(), self.model.parameters(), strict=True)
+        for mine, policy in pairs:
+            mine.lerp_(policy.detach().to(mine), 1.0 - self.reference_decay)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict()}
+        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
+        for name, module in self._kept().items():
+            state[name] = weights_of(module)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
+        for name, module in self._kept().items():
+            put_weights(module, state[name])
+
+    def _kept(self) -> dict[str, nn.Module]:
+        """What of the learner's is neither the policy's nor fixed."""
+        kept: dict[str, nn.Module] = {}
+        if self.value is not None:
+            kept["value_head"] = self.value.head
+        if self.reference is not None and self.reference_decay is not None:
+            kept["reference"] = self.reference.model
+        return kept

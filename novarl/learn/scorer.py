@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
 from novarl.learn.plan import piece, plan
-from novarl.models.forward import Layout, token_logprobs
+from novarl.models.forward import Layout, hidden_states, read_logprobs
+from novarl.models.lora import without_adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +24,32 @@ class Scorer:
     chunk: int = 1024
     layout: Layout = "auto"
     compute_dtype: torch.dtype = torch.float32
+    adapters: bool = True
+    """False: the model as it was before its adapters; a reference that costs no second copy."""
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return token_logprobs(
-            self.model,
-            batch,
-            wanted=batch.mask.nonzero().flatten(),
-            temperature=self.temperature,
-            chunk=self.chunk,
-            layout=self.layout,
-            compute_dtype=self.compute_dtype,
-        )
+        return self.read(batch, self.hidden(batch))
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Hidden states [N, D] after the last norm."""
+        with nullcontext() if self.adapters else without_adapters(self.model):
+            return hidden_states(
+                self.model,
+                batch.tokens,
+                batch.position_ids,
+                batch.cu_seqlens,
+                layout=self.layout,
+                compute_dtype=self.compute_dtype,
+            )
+
+    def read(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(log-probability, entropy) [N] of the trained tokens, from the batch's hidden states."""
+        wanted = batch.mask.nonzero().flatten()
+        return read_logprobs(self.model, hidden, batch, wanted=wanted, temperature=self.temperature, chunk=self.chunk)
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, ranks: Ranks, budget: int) -> Tensor:

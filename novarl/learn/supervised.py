@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,10 @@ from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings
 from novarl.learn.plan import piece, plan
 from novarl.learn.scorer import Scorer
+from novarl.models.forward import read_scores
+
+_LARGEST = 700.0
+"""Nats whose exponential is still a float."""
 
 
 class SupervisedLearner:
@@ -28,14 +33,25 @@ class SupervisedLearner:
         count = max(1, int(batch.mask.sum()))
         for trajectories in plan(batch, self.ranks, self.budget):
             part, _ = piece(batch, trajectories, self.scorer.device)
-            logp, entropy = self.scorer(part)
+            logp, entropy, best = read_scores(
+                self.scorer.model,
+                self.scorer.hidden(part),
+                part,
+                wanted=part.mask,
+                temperature=self.scorer.temperature,
+                chunk=self.scorer.chunk,
+            )
             loss = -(logp * part.mask).sum() / count
             loss.backward()
             ledger.sum("loss", loss)
             ledger.mean("entropy", entropy.detach()[part.mask])
+            ledger.mean("accuracy", (logp == best)[part.mask].double())
         self.ranks.sum_(*self.optimizer.gradients())
         norm, rate = self.optimizer.step()
-        return ledger.reduce(self.ranks) | {"grad_norm": norm, "lr": rate, "tokens": float(batch.tokens.numel())}
+        record = ledger.reduce(self.ranks)
+        if "loss" in record:  # there was something to learn
+            record["perplexity"] = math.exp(min(record["loss"], _LARGEST))
+        return record | {"grad_norm": norm, "lr": rate, "tokens": float(batch.tokens.numel())}
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict()}

@@ -28,6 +28,10 @@ class Evaluation:
     failed: int
     rows: tuple[Scored, ...]
 
+    def measures(self) -> dict[str, float]:
+        """What a kind of evaluation measures besides, by the glossary's names without `eval/`."""
+        return {}
+
     def summary(self) -> dict[str, object]:
         """What summary.json says of it."""
         found: dict[str, object] = {"score": self.score, "interval": list(self.interval), "n": self.n}

@@ -17,7 +17,10 @@ from novarl.data.pack import minibatches, pack
 from novarl.data.stream import Stream
 from novarl.distributed.ranks import Ranks
 from novarl.learn.credit import CreditRule
+from novarl.learn.governor import Governor
+from novarl.learn.guard import STOP
 from novarl.learn.policy import PolicyLearner
+from novarl.learn.supplier import Supplier
 from novarl.loops.admit import Admission, describe, in_order
 from novarl.loops.state import LoopState, Pending
 
@@ -28,7 +31,8 @@ class Stages:
 
     `sample(asked, step)` returns all rollouts of the (group, prompt) pairs asked for; `score(rollouts)` adds rewards;
     `publish(version)` hands the learner's weights to the engine; `check(batch, rollouts)` runs once, before the very
-    first update; `keep(step, scored, pending)` writes the rollout log.
+    first update; `keep(step, scored, pending)` writes the rollout log. `supplier` gives the credit rule what it needs
+    beyond rewards, and learns to; for the first `frozen_steps` steps it alone does.
     """
 
     prompts: Sequence[Prompt]
@@ -36,6 +40,8 @@ class Stages:
     score: Callable[[list[Rollout]], list[Scored]]
     credit: CreditRule
     learner: PolicyLearner
+    governor: Governor
+    supplier: Supplier | None
     publish: Callable[[int], None]
     check: Callable[[Batch, Sequence[Rollout]], Record]
     keep: Callable[[int, Sequence[Scored], Pending], None]
@@ -46,6 +52,7 @@ class Stages:
     updates_per_rollout: int
     epochs_per_rollout: int
     seed: int
+    frozen_steps: int = 0
 
 
 def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
@@ -54,12 +61,27 @@ def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
         if state.pending is None:
             state.pending = collect(state, stages)
         with stages.bus.span("update"):
-            record = stages.learner.update(*state.pending.next()) | state.pending.record
+            record = learn(state, state.pending, stages)
         state.update += 1
-        if state.pending.used_up:
+        if state.pending.used_up or record.get(STOP):
             state.pending = None
             state.step += 1
+            stages.learner.end_step()
+            record |= stages.governor.observe(record)
         yield record
+
+
+def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
+    """One update of the policy, and of whoever supplies its credit, on the next minibatch."""
+    part, scores, credit = pending.next()
+    record: Record = {}
+    if state.step >= stages.frozen_steps:
+        stages.governor.rule(stages.learner)
+        record = stages.learner.update(part, scores, credit)
+        record["staleness"] = (state.update - part.version[part.mask]).double().mean().item()
+    if stages.supplier is not None:
+        record |= stages.supplier.learn(part, scores, credit)
+    return record | pending.record
 
 
 def collect(state: LoopState, stages: Stages) -> Pending:
@@ -81,9 +103,14 @@ def collect(state: LoopState, stages: Stages) -> Pending:
     batch = pack(kept)
     with bus.span("score"):
         agreed = stages.check(batch, [item.rollout for item in kept]) if state.update == 0 else {}
-        scores = stages.learner.score(batch)
-    credit, about_credit, state.ema = stages.credit(batch, scores, state.ema)
-    record = describe(scored, kept) | agreed | about_credit | {"epoch": float(epoch)}
+        scores, supplied = stages.learner.score(batch), Record()
+        if stages.supplier is not None:
+            scores, supplied = stages.supplier.supply(kept, batch, scores, state.step)
+    weighed, about_objectives = stages.governor.weigh(batch, scores)
+    credit, about_credit, state.ema = stages.credit(
+        batch, scores, state.ema, reward=weighed, kl_coef=stages.governor.kl_coef
+    )
+    record = describe(scored, kept) | agreed | supplied | about_objectives | about_credit | {"epoch": float(epoch)}
     pending = Pending(batch, scores, credit, minibatch_order(batch, state.step, stages), record)
     stages.keep(state.step + 1, scored, pending)
     return pending
@@ -100,7 +127,10 @@ def next_prompts(state: LoopState, stages: Stages, count: int) -> tuple[int, lis
 
 
 def minibatch_order(batch: Batch, step: int, stages: Stages) -> list[list[int]]:
-    """The trajectories of each update: per epoch, all of them once, shuffled, groups kept whole where possible."""
+    """The trajectories of each update: per epoch all that are trained on, once, shuffled, groups whole if possible."""
     per_epoch = stages.updates_per_rollout // stages.epochs_per_rollout
+    trained = (~batch.baseline).nonzero().flatten().tolist()
+    groups = batch.group[trained].tolist()
     seeds = [derive(stages.seed, "minibatches", step, epoch) for epoch in range(stages.epochs_per_rollout)]
-    return [part for seed in seeds for part in minibatches(batch.group.tolist(), per_epoch, seed=seed)]
+    parts = [part for seed in seeds for part in minibatches(groups, per_epoch, seed=seed)]
+    return [[trained[index] for index in part] for part in parts]

@@ -36,7 +36,11 @@ class Pending:
         part, index = select(self.batch, trajectories)
 
         def cut(whole: Scores | Credit) -> dict[str, Any]:
-            return {name: column if column is None else column[index] for name, column in _columns(whole).items()}
+            at = {"bootstrap": torch.tensor(trajectories)}  # the one column that is per trajectory
+            return {
+                name: column if column is None else column[at.get(name, index)]
+                for name, column in _columns(whole).items()
+            }
 
         return part, Scores(**cut(self.scores)), Credit(**cut(self.credit))
 

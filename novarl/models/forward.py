@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import nn
 
-from novarl.algos.logprobs import chunked_logprobs
+from novarl.algos.logprobs import chunked_scores
 from novarl.core.errors import NovaError
 from novarl.models.attention import PACKING_ATTENTION
 from novarl.models.transformer import Decoder
@@ -118,6 +118,33 @@ def token_logprobs(
     hidden = hidden_states(
         model, batch.tokens, batch.position_ids, batch.cu_seqlens, layout=layout, compute_dtype=compute_dtype
     )
+    return read_logprobs(model, hidden, batch, wanted=wanted, temperature=temperature, chunk=chunk)
+
+
+def read_logprobs(
+    model: nn.Module,
+    hidden: Tensor,
+    batch: Packed,
+    *,
+    wanted: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk: int = 1024,
+) -> tuple[Tensor, Tensor]:
+    """The second half of `token_logprobs`, for whoever reads something else off the same hidden states [N, D]."""
+    logp, entropy, _ = read_scores(model, hidden, batch, wanted=wanted, temperature=temperature, chunk=chunk)
+    return logp, entropy
+
+
+def read_scores(
+    model: nn.Module,
+    hidden: Tensor,
+    batch: Packed,
+    *,
+    wanted: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk: int = 1024,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`read_logprobs` and, at no further cost, the log-probability of the likeliest token in each place [N]."""
     predicted = batch.prev >= 0
     if wanted is None:
         index = predicted.nonzero().flatten()
@@ -125,11 +152,12 @@ def token_logprobs(
         index = wanted.nonzero().flatten() if wanted.dtype == torch.bool else wanted
         index = index[predicted[index]]
     weight, bias = head(model)
-    logp, entropy = chunked_logprobs(
+    columns = chunked_scores(
         hidden[batch.prev[index]], weight, batch.tokens[index], temperature=temperature, chunk=chunk, bias=bias
     )
-    zeros = logp.new_zeros(batch.tokens.shape)
-    return zeros.index_copy(0, index, logp), zeros.index_copy(0, index, entropy)
+    zeros = columns[0].new_zeros(batch.tokens.shape)
+    logp, entropy, best = (zeros.index_copy(0, index, column) for column in columns)
+    return logp, entropy, best
 
 
 def _packed(model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int]) -> Tensor:

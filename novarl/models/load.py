@@ -17,6 +17,7 @@ from torch import nn
 from novarl.core.errors import NovaError
 from novarl.models import tiny
 from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.lora import merged
 from novarl.models.transformer import Decoder, DecoderConfig
 
 if TYPE_CHECKING:
@@ -86,18 +87,22 @@ def load(
 
 
 def save(policy: Policy, directory: str | Path) -> None:
-    """Writes model, generation config and tokenizer, for `load` and for `AutoModelForCausalLM.from_pretrained`."""
+    """Writes model, generation config and tokenizer, for `load` and for `AutoModelForCausalLM.from_pretrained`.
+
+    Adapters are merged into what is written; the model itself stays as it is.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    if isinstance(policy.model, Decoder):
-        policy.model.save(directory)
+    model = merged(policy.model)
+    if isinstance(model, Decoder):
+        model.save(directory)
         ends = {"eos_token_id": list(policy.eos_ids), "pad_token_id": policy.tokenizer.pad_token_id}
         text = json.dumps(ends, indent=2, sort_keys=True)
         (directory / "generation_config.json").write_text(text + "\n", encoding="utf-8")
     else:
         from novarl.models.hugging_face import save_pretrained
 
-        save_pretrained(policy.model, str(directory))
+        save_pretrained(model, str(directory))
     policy.tokenizer.save_pretrained(str(directory))
 
 

@@ -1,9 +1,10 @@
 """What every metric means: its formula, unit, the direction that is good, what is healthy, how it is reduced.
 
 A Record may only hold names that stand here; `lookup` refuses any other. Notation: pi is the policy being trained,
-pi_old the policy before the rollout's first update, pi_ref the frozen reference (where a run has none, the policy
-before the update, on the tokens that `kl` looks at), mu what the sampler recorded. mean_t runs over the trained tokens
-(mask True) of the whole update, mean_i over its trajectories. Logarithms are natural.
+pi_old the policy before the rollout's first update, mu what the sampler recorded, pi_ref the reference (where a run has
+none, the policy before the update, on the tokens that `kl` looks at: those of the minibatch's first trajectories, 2,048
+or more). mean_t runs over the trained tokens (mask True) of the whole update, mean_i over its trajectories. Logarithms
+are natural.
 """
 
 from __future__ import annotations
@@ -40,9 +41,6 @@ PROGRESS = {
     "epoch": Metric(
         "which pass over the training rows the last row of the batch belongs to, from 1", "epochs", reduction="same"
     ),
-    "version": Metric(
-        "version of the weights that sampled: updates finished when they were published", "updates", reduction="same"
-    ),
     "lr": Metric("learning rate of this update", "1", reduction="same"),
 }
 
@@ -58,10 +56,10 @@ LOSSES = {
     "kl_loss": Metric(
         "sum_t w_t * KL_t(pi, pi_ref), before kl_coef; 0 where KL is not in the loss", "nats", "down", reduction="sum"
     ),
-    "entropy_loss": Metric("sum_t w_t * H_t, before -entropy_coef", "nats", reduction="sum"),
     "loss": Metric(
-        "-mean_t log pi(token_t): cross-entropy of the demonstrated tokens",
-        "nats/token",
+        "sft: -mean_t log pi(token_t), cross-entropy of the demonstrated tokens; dpo, rm: mean over pairs or rows of "
+        "the loss that is named",
+        "nats/token; nats",
         "down",
         "falls, then flattens",
     ),
@@ -79,7 +77,7 @@ POLICY = {
     "kl": Metric(
         "mean_t k3(pi_before, pi_after): how far this update moved the policy, measured after it, never clamped",
         "nats/token",
-        healthy="1e-5 to 1e-2; exactly 0 means that nothing was learnt",
+        healthy="1e-5 to 1e-2; below 1e-12 nothing was learnt",
     ),
     "kl_to_ref": Metric(
         "mean_t log pi - log pi_ref (k1); may be below 0", "nats/token", healthy="rises slowly, below 1"
@@ -89,9 +87,20 @@ POLICY = {
         "nats/token",
         healthy="rises slowly, below 1",
     ),
+    "kl_sequence": Metric(
+        "mean_i sum_t k3(pi, pi_ref): the same per trajectory", "nats", healthy="kl_mean times the mean length"
+    ),
+    "kl_to_old": Metric(
+        "mean_t k3(pi_old, pi) on the whole minibatch, after the step: what a step guard bounds", "nats/token", "down"
+    ),
+    "step_fraction": Metric(
+        "how much of the step the rollback let stand: 1, 1/2, 1/4, ..., 0", "share", "up", "1", reduction="same"
+    ),
+    "stop_rollout": Metric("1 where a step guard ended the rollout's updates", "share", "down", "0", reduction="same"),
     "kl_std": Metric("standard deviation over t of k3(pi, pi_ref)", "nats/token", healthy="of the size of kl_mean"),
     "kl_penalty": Metric("kl_coef * KL as it enters the loss, the reward or the advantage", "nats", "down"),
     "kl_coef": Metric("coefficient of the KL term, 0 where there is none", "1", reduction="same"),
+    "entropy_coef": Metric("coefficient of the entropy bonus", "1", reduction="same"),
     "entropy": Metric(
         "mean_t H(pi(. | before t)), the full distribution at the training temperature",
         "nats/token",
@@ -115,6 +124,49 @@ POLICY = {
     "staleness": Metric(
         "mean_i updates between the weights that sampled a trajectory and those that learn from it", "updates", "down"
     ),
+}
+
+CREDIT = {
+    "value_loss": Metric(
+        "mean_t (V - R)^2 / 2, or its clipped form; the critic's last update of this policy update",
+        "reward^2",
+        "down",
+        "falls, then follows the policy",
+    ),
+    "value_mean": Metric("mean_t V(state before t), as credit used it", "reward", healthy="near return_mean"),
+    "return_mean": Metric("mean_t of the return the critic is trained towards", "reward", "up"),
+    "explained_variance": Metric(
+        "1 - Var(R - V) / Var(R) over t", "share", "up", "rises towards 1; at or below 0 the critic is no help", "same"
+    ),
+    "value_clip_fraction": Metric("share of values whose clipped loss is the larger one", "share", healthy="below 0.3"),
+    "critic_grad_norm": Metric("L2 norm of the critic's gradient, before clipping", "1", reduction="same"),
+    "critic_lr": Metric("learning rate of the critic's update", "1", reduction="same"),
+    "value_states": Metric("different states whose value was estimated by continuations", "states", reduction="same"),
+    "value_tokens": Metric("tokens generated for those estimates, never trained on", "tokens", reduction="same"),
+    "value_cost": Metric("value_tokens per token that the policy chose", "1", "down", reduction="same"),
+    "value_std": Metric(
+        "mean over states of the standard deviation of its continuations' rewards",
+        "reward",
+        healthy="0 where everything is decided",
+        reduction="same",
+    ),
+    "process_loss": Metric(
+        "mean_i cross-entropy of sigma(sum_t process reward) and the outcome", "nats", "down", "falls below 0.69"
+    ),
+    "process_accuracy": Metric("mean_i [sign of sum_t process reward == outcome]", "share", "up", "above a half"),
+    "process_grad_norm": Metric("L2 norm of the process reward model's gradient", "1", reduction="same"),
+    "process_reward_mean": Metric("mean_t beta (log phi - log pi_ref)", "reward", reduction="same"),
+    "process_reward_std": Metric("standard deviation over t of the same", "reward", reduction="same"),
+    "objective/<name>_mean": Metric("mean_i of one of several objectives, as measured", "its own", reduction="same"),
+    "objective/<name>_weight": Metric(
+        "weight of the objective's raw value in the reward; below 0 where less is better", "1", reduction="same"
+    ),
+    "kl_multiplier": Metric("multiplier of the KL constraint, part of kl_coef", "1", "down", reduction="same"),
+    "kl_violation": Metric("KL less its limit; above 0 the bound is broken", "nats", "down", "at most 0", "same"),
+    "entropy_multiplier": Metric(
+        "multiplier of the entropy floor, part of entropy_coef", "1", "down", reduction="same"
+    ),
+    "entropy_violation": Metric("the floor less the entropy", "nats", "down", "at most 0", "same"),
 }
 
 REWARDS = {
@@ -173,9 +225,59 @@ SCORES = {
     "eval/pass_at_<k>": Metric(
         "chance that one of k samples is right, unbiased from n >= k samples (arXiv 2107.03374)", "share", "up"
     ),
-    "eval/loss": Metric("-mean_t log pi(token_t) on held-out rows", "nats/token", "down", "above loss, not by much"),
     "eval/length_mean": Metric("mean tokens of the held-out answers", "tokens"),
     "eval/truncated_fraction": Metric("share of held-out answers stopped by a limit", "share", "down", "below 0.1"),
+}
+
+PREFERENCE = {
+    "preference_accuracy": Metric(
+        "share of pairs whose chosen answer is rewarded strictly more; a tie counts as wrong",
+        "share",
+        "up",
+        "from 0 (dpo: all rewards start equal) or about a half, to 0.6 to 0.9; 1 on noisy labels is memory",
+    ),
+    "label_accuracy": Metric("share of labelled answers whose reward has the label's sign", "share", "up", "rises"),
+    "reward_margin": Metric(
+        "mean over pairs of reward(chosen) - reward(rejected); dpo: reward = beta log(pi / pi_ref), or without a "
+        "reference beta log pi / tokens",
+        "reward",
+        "up",
+        "rises from 0, then flattens",
+    ),
+    "reward_chosen_mean": Metric(
+        "mean reward of chosen, or good, answers", "reward", healthy="dpo: not far below 0, or likelihood is lost"
+    ),
+    "reward_rejected_mean": Metric("mean reward of rejected, or bad, answers", "reward", "down", "falls"),
+    "chosen_logp_mean": Metric(
+        "mean over chosen answers of log pi(answer), summed over its tokens", "nats/answer", "up", "falls little"
+    ),
+    "rejected_logp_mean": Metric("the same over rejected answers", "nats/answer", "down", "falls"),
+    "kto_point": Metric(
+        "max(0, mean log(pi / pi_ref) over strangers: other rows' answers to a row's prompt), KTO's point of reference",
+        "nats/answer",
+        healthy="0 or a little above",
+        reduction="same",
+    ),
+    "eval/preference_accuracy": Metric("preference_accuracy on held-out pairs", "share", "up", "above 0.5"),
+    "eval/preference_accuracy_low": Metric("lower end of its 95 % interval (Wilson)", "share", "up", "above 0.5"),
+    "eval/preference_accuracy_high": Metric("upper end of its 95 % interval", "share", "up"),
+    "eval/reward_margin": Metric("reward_margin on held-out pairs", "reward", "up"),
+    "eval/label_accuracy": Metric("label_accuracy on held-out rows", "share", "up", "above 0.5"),
+    "eval/label_accuracy_low": Metric("lower end of its 95 % interval (Wilson)", "share", "up", "above 0.5"),
+    "eval/label_accuracy_high": Metric("upper end of its 95 % interval", "share", "up"),
+    "eval/auroc": Metric(
+        "chance that a good row is rewarded more than a bad one, ties counting half; pairs: each side a row",
+        "share",
+        "up",
+        "above 0.5",
+    ),
+    "eval/ece": Metric(
+        "sum_b n_b / n |mean sigma(reward) - share of good rows| over 10 bins (arXiv 1706.04599)",
+        "share",
+        "down",
+        "below 0.05; with few rows it cannot be",
+    ),
+    "eval/brier": Metric("mean (sigma(reward) - label)^2", "1", "down", "below 0.25"),
 }
 
 MACHINE = {
@@ -188,10 +290,22 @@ MACHINE = {
     "tokens_per_second": Metric(
         "tokens that the policy chose / seconds of the step", "tokens/s", "up", reduction="sum", deterministic=False
     ),
-    "memory_rss_mb": Metric("resident memory of the process", "MB", "down", "flat", "max", deterministic=False),
+    "memory_rss_mb": Metric(
+        "most resident memory of the process so far", "MB", "down", "flat", "max", deterministic=False
+    ),
 }
 
-METRICS: dict[str, Metric] = {**PROGRESS, **LOSSES, **POLICY, **REWARDS, **LENGTHS, **SCORES, **MACHINE}
+METRICS: dict[str, Metric] = {
+    **PROGRESS,
+    **LOSSES,
+    **POLICY,
+    **CREDIT,
+    **REWARDS,
+    **LENGTHS,
+    **SCORES,
+    **PREFERENCE,
+    **MACHINE,
+}
 """Every metric by name; `<name>` stands for a name without a slash, `<k>` for a whole number."""
 
 _HOLES = {"<name>": "[^/]+", "<k>": "[0-9]+"}

@@ -43,9 +43,9 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     lines += [
         f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in _paths(summary).items()
     ]
-    lines += ["", "What to try next:"]
-    advice = next_steps(summary)
-    lines += [line for command, why in advice for line in (f"  {command}", f"      {why}")]
+    if advice := next_steps(summary):
+        lines += ["", "What to try next:"]
+        lines += [line for command, why in advice for line in (f"  {command}", f"      {why}")]
     return "\n".join(lines) + "\n"
 
 
@@ -67,7 +67,10 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         advice.append(
             (f"novarl {command} {subject} steps={longer}", "the intervals overlap: this may be chance, so train longer")
         )
-    if model:
+    if command == "rm":
+        if summary.get("loss") in ("bt", "bce"):
+            advice.append((f"novarl rl {subject} reward=model:{run}", "reinforcement learning on what it prefers"))
+    elif model:
         advice.append((f"novarl sample model={model}", "talk to the model"))
     if command == "sft" and model:
         advice.append((f"novarl rl {subject} model={model}", "reinforcement learning from here"))
@@ -76,9 +79,10 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         advice.append(
             (f"novarl rl {subject} algo={other} seed=1", "another algorithm, or only another seed, to compare")
         )
-    advice.append(
-        (f"tensorboard --logdir {paths.get('tensorboard', f'{run}/tb')}", "every metric as a curve in the browser")
-    )
+    elif command == "eval" and "samples" in paths:
+        advice.append((f"less {paths['samples']}", "the first answers, beside those that were wanted"))
+    if "tensorboard" in paths:
+        advice.append((f"tensorboard --logdir {paths['tensorboard']}", "every metric as a curve in the browser"))
     return advice
 
 

@@ -3,6 +3,11 @@
 Only a process can be stopped at any moment: a thread that runs `while True: pass` cannot. The worker is started once
 and kept; a call that outlives its limit is ended by killing the worker with all its children, and the next call
 starts a fresh one. Nothing here blocks the event loop: the waiting is done in one thread per file.
+
+A function that hangs on every call must not cost its limit again and again. So where the first call of a batch is
+slower than any before it, a second worker tries the batch's last call beside it. If both run past their limit the
+rest of the batch is given up, after one limit and not many; if either answers the function is slow, not stuck, and
+nobody is failed for another's sake.
 """
 
 from __future__ import annotations
@@ -13,33 +18,20 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
-from novarl.rewards.pipe import Cancelled, Died, Pipe
+from novarl.rewards.lane import Call, Exchange, Function, Lane
+from novarl.rewards.pipe import Cancelled
 from novarl.rewards.verdict import Failure
 
-Call = tuple[Sequence[Any], dict[str, Any]]
-"""The positional and the named arguments of one call."""
-
-START_LIMIT = 120.0
-"""Seconds in which a file must import (one that loads a model on a busy machine needs many)."""
 MOST_HANGS = 3
 """Calls in a row that may run past their limit; then the rest of their batch is given up, not waited for one by one."""
-GRACE = 0.4
-"""Seconds, past their limit, in which async calls may end themselves and then say which one holds up the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A callable of the file: its parameters as (name, kind of `inspect.Parameter`, has a default), and file:line."""
-
-    name: str
-    parameters: tuple[tuple[str, str, bool], ...]
-    is_async: bool
-    where: str
+PATIENCE = 0.3
+"""Seconds of silence after which a batch's last call is tried beside its first; more where slower answers are known."""
+_GLANCE = 0.05
+"""Seconds between looks at the one worker and at the other."""
 
 
 class UserProcess:
@@ -54,10 +46,10 @@ class UserProcess:
             raise NovaError(what, where=str(path), fix="give the path of a Python file, from the current directory")
         self.path = path
         self.time_limit = time_limit
-        self._late = Failure(f"ran past its limit of {time_limit:g} s and was stopped")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"user-file-{path.stem}")
-        self._pipe: Pipe | None = None
-        self.functions = self._start(threading.Event())
+        self._lane = Lane(path, time_limit=time_limit)
+        self._slowest: dict[str, float] = {}
+        self.functions = self._lane.start(threading.Event())
 
     def function(self, name: str) -> Function:
         """The file's function of this name. NovaError, with the nearest name, where there is none."""
@@ -80,99 +72,53 @@ class UserProcess:
     def close(self) -> None:
         """End the worker. Also happens by itself, at the latest when the interpreter exits."""
         self._thread.shutdown()
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        self._lane.close()
 
     def _all(self, function: Function, calls: Sequence[Call], cancelled: threading.Event) -> list[Any]:
+        everything = dict(enumerate(calls))
         results: dict[int, Any] = {}
-        everything = list(range(len(calls)))
         hangs = 0
-        for wave in [everything] if function.is_async else [[number] for number in everything]:
-            while left := [number for number in wave if number not in results]:
-                if hangs == MOST_HANGS:
-                    why = f"was not called: {hangs} calls before it {self._late.reason}"
-                    results |= dict.fromkeys(left, Failure(why))
-                    break
-                found = self._exchange(function, {number: calls[number] for number in left}, cancelled)
-                hangs = hangs + 1 if all(value == self._late for value in found.values()) else 0
-                results |= found
+        while left := {number: call for number, call in everything.items() if number not in results}:
+            if hangs >= MOST_HANGS:
+                results |= dict.fromkeys(left, Failure(f"was given up: other calls before it {self._lane.late.reason}"))
+                break
+            wave = left if function.is_async else dict([next(iter(left.items()))])
+            exchange = self._lane.begin(function, wave, cancelled)
+            # Until something of this batch has answered, the function may be stuck for good.
+            last = {} if results or len(calls) == 1 else self._try_last(exchange, calls, cancelled)
+            found = self._lane.finish(exchange, cancelled)
+            if not self._stuck(found):
+                hangs = 0
+                self._slowest[function.name] = max(exchange.waited, self._slowest.get(function.name, 0.0))
+                found = found if self._stuck(last) else last | found  # a last call that was late gets its turn alone
+            else:
+                hangs = MOST_HANGS if last and self._stuck(last) else hangs + 1
+                found = last | found
+            results |= found
         return [results[number] for number in everything]
 
-    def _exchange(self, function: Function, calls: dict[int, Call], cancelled: threading.Event) -> dict[int, Any]:
-        """Results of at least one of these calls: of all that answered, and of those to blame if not all did."""
-        results: dict[int, Any] = {}
-        numbers = list(calls)
+    def _stuck(self, found: dict[int, Any]) -> bool:
+        return all(value == self._lane.late for value in found.values())
+
+    def _try_last(self, exchange: Exchange, calls: Sequence[Call], cancelled: threading.Event) -> dict[int, Any]:
+        """What the batch's last call does in a worker of its own, where its first is silent for suspiciously long;
+        nothing where that one answers meanwhile, or no second worker starts."""
+        function, number = exchange.function, len(calls) - 1
+        patience = max(PATIENCE, 2 * self._slowest.get(function.name, 0.0))
+        if patience >= self.time_limit or self._lane.watch(exchange, cancelled, seconds=patience):
+            return {}
+        if function.is_async and self._lane.running(exchange, cancelled) is None:
+            return {}  # all of them wait, as async functions should: they end themselves at their limit
+        spare = Lane(self.path, time_limit=self.time_limit)
         try:
-            if self._pipe is None:
-                self._start(cancelled)
-            deadline = time.monotonic() + self.time_limit + (GRACE if function.is_async else 0.0)
-            self._collect(function, calls, results, deadline=deadline, cancelled=cancelled)
-        except TimeoutError:
-            blamed = self._culprit(numbers, cancelled) if function.is_async else None
-            self._kill()
-            silent = [number for number in numbers if number not in results]
-            results |= {number: self._late for number in ([blamed] if blamed in silent else silent)}
-        except (Died, Cancelled, NovaError) as error:
-            self._kill()
-            reason = Failure("was given up, as the run is stopping" if isinstance(error, Cancelled) else str(error))
-            results |= {number: reason for number in numbers if number not in results}
-        return results
-
-    def _collect(
-        self,
-        function: Function,
-        calls: dict[int, Call],
-        results: dict[int, Any],
-        *,
-        deadline: float,
-        cancelled: threading.Event,
-    ) -> None:
-        assert self._pipe is not None
-        numbers = list(calls)
-        request = {"op": "call", "function": function.name, "calls": list(calls.values()), "limit": self.time_limit}
-        self._pipe.send(request, deadline=deadline, cancelled=cancelled)
-        while len(results) < len(calls):
-            reply = self._pipe.receive(deadline=deadline, cancelled=cancelled)
-            results[numbers[reply["call"]]] = reply["value"] if "value" in reply else Failure(*reply["error"])
-
-    def _culprit(self, numbers: Sequence[int], cancelled: threading.Event) -> int | None:
-        """Which of several async calls computes without ever waiting; None where even that cannot be found out."""
-        assert self._pipe is not None
-        deadline = time.monotonic() + GRACE
-        try:
-            self._pipe.send({"op": "running"}, deadline=deadline, cancelled=cancelled)
-            while "running" not in (reply := self._pipe.receive(deadline=deadline, cancelled=cancelled)):
-                pass
-        except (TimeoutError, Died, Cancelled):
-            return None
-        return None if reply["running"] is None else numbers[reply["running"]]
-
-    def _start(self, cancelled: threading.Event) -> dict[str, Function]:
-        self._pipe = Pipe()
-        deadline = time.monotonic() + START_LIMIT
-        fix = "the file must import on its own, as `python FILE` would"
-        try:
-            self._pipe.send({"op": "load", "path": str(self.path)}, deadline=deadline, cancelled=cancelled)
-            reply = self._pipe.receive(deadline=deadline, cancelled=cancelled)
-        except TimeoutError as error:
-            self._kill()
-            raise NovaError(
-                f"importing it took longer than {START_LIMIT:g} s", where=str(self.path), fix=fix
-            ) from error
-        except Died as death:
-            self._kill()
-            raise NovaError(f"importing it {death}", where=str(self.path), fix=fix) from death
-        if "error" in reply:
-            self._kill()
-            raise NovaError(**reply["error"])
-        return {name: self._described(name, about) for name, about in reply["functions"].items()}
-
-    def _described(self, name: str, about: dict[str, Any]) -> Function:
-        where = str(self.path) if about["line"] is None else f"{self.path}:{about['line']}"
-        return Function(name, tuple((n, k, d) for n, k, d in about["parameters"]), about["is_async"], where)
-
-    def _kill(self) -> None:
-        if self._pipe is not None:
-            self._pipe.kill()
-            self._pipe = None
+            spare.start(cancelled, within=max(0.0, exchange.deadline - time.monotonic()))
+            trial = spare.begin(function, {number: calls[-1]}, cancelled)
+            while trial.silent and time.monotonic() < trial.deadline:
+                if self._lane.watch(exchange, cancelled, seconds=0.0):
+                    return {}
+                spare.watch(trial, cancelled, seconds=_GLANCE)
+            return trial.results or {number: spare.late}
+        except (NovaError, Cancelled):
+            return {}
+        finally:
+            spare.kill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from novarl.core.errors import NovaError
 from novarl.rewards import user_file
@@ -26,12 +26,19 @@ REWARDS: dict[str, Callable[[], Scorer]] = {
 """Each built-in reward, made with its defaults."""
 
 
-def find_reward(source: str, *, time_limit: float = user_file.TIME_LIMIT) -> Scorer:
-    """The reward `source` names: a built-in one, or `file.py:name` (`user_file.load`). NovaError for anything else."""
+def find_reward(
+    source: str, *, time_limit: float = user_file.TIME_LIMIT, columns: Collection[str] | None = None
+) -> Scorer:
+    """The reward `source` names: a built-in one, or `file.py:name` (`user_file.load`, with the data's `columns` where
+    they are known), or a trained reward model, `model:FOLDER`. NovaError for anything else."""
     if source in REWARDS:
         return REWARDS[source]()
+    if source.startswith("model:"):
+        from novarl.rewards.model import load_model_reward  # only here, because it needs torch
+
+        return load_model_reward(source.removeprefix("model:"))
     if ".py" in source:
-        return user_file.load(source, time_limit=time_limit)
+        return user_file.load(source, time_limit=time_limit, columns=columns)
     near = difflib.get_close_matches(source, REWARDS, n=1, cutoff=0.5)
-    fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(REWARDS)}, or file.py:name"
+    fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(REWARDS)}, file.py:name, or model:FOLDER"
     raise NovaError(f"unknown reward {source!r}", where="reward", fix=fix)

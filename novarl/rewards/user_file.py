@@ -5,7 +5,8 @@
 
 The form is recognised by the signature, before training: a function with a parameter `completions` (or with nothing but
 `**columns`) is TRL's, one that takes two positional arguments is the other. `messages` is the whole conversation with
-the policy's last answer at its end, as RL2 passes it. The file runs in a process of its own with a time limit per call,
+the policy's last answer at its end, as RL2 passes it; `prompts` and `completions` are lists of messages, or strings
+where the data's prompts are. The file runs in a process of its own with a time limit per call,
 so a reward that hangs, exits or crashes costs its own rollouts (for TRL's form: the batch's) and nothing else.
 """
 
@@ -17,7 +18,8 @@ from typing import Any, Literal
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Rollout
-from novarl.rewards.process import Function, UserProcess
+from novarl.rewards.lane import Function
+from novarl.rewards.process import UserProcess
 from novarl.rewards.verdict import Failure, Verdict
 
 TIME_LIMIT = 10.0
@@ -29,12 +31,11 @@ _FIX = "write reward_fn(messages, answer), or TRL's reward_func(prompts, complet
 class FileReward:
     """One function of a user's file as a reward; what `load` returns."""
 
-    def __init__(self, process: UserProcess, function: Function, *, conversational: bool) -> None:
+    def __init__(self, process: UserProcess, function: Function) -> None:
         self.form = form(function)
         self.function = function
         self.time_limit = process.time_limit
         self._process = process
-        self._conversational = conversational
 
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
         if self.form == "row":
@@ -57,12 +58,8 @@ class FileReward:
             name: [rollout.prompt.extra.get(name) for rollout in rollouts] for name in sorted(names)
         }
         columns["answer"] = [rollout.prompt.answer for rollout in rollouts]
-        if self._conversational:
-            columns["prompts"] = [list(rollout.prompt.messages) for rollout in rollouts]
-            columns["completions"] = [list(rollout.messages[len(rollout.prompt.messages) :]) for rollout in rollouts]
-        else:
-            columns["prompts"] = ["".join(message["content"] for message in r.prompt.messages) for r in rollouts]
-            columns["completions"] = [rollout.text for rollout in rollouts]
+        columns["prompts"] = [_asked(rollout) for rollout in rollouts]
+        columns["completions"] = [_answered(rollout) for rollout in rollouts]
         takes = {name for name, _, _ in self.function.parameters}
         takes_all = any(kind == "VAR_KEYWORD" for _, kind, _ in self.function.parameters)
         return {name: column for name, column in columns.items() if takes_all or name in takes}
@@ -73,14 +70,12 @@ def load(
     *,
     time_limit: float = TIME_LIMIT,
     columns: Collection[str] | None = None,
-    conversational: bool = True,
 ) -> FileReward:
     """The reward `file.py:name` (the name is `reward_fn` where none is given), its process started and its form known.
 
     time_limit:     seconds for one call: one rollout, or one batch in TRL's form
-    columns:        the data's other columns, where known: a TRL function that needs one that is not there is refused
-    conversational: in TRL's form, whether prompts and completions are lists of messages, or (for data whose prompts
-                    are plain strings) strings
+    columns:        the data's columns beside the prompt, where known: a TRL function that needs one that is not there
+                    is refused
 
     Errors: NovaError, one line with file and line, for a missing file or name, a file that does not import, or a
     function of neither form.
@@ -91,7 +86,7 @@ def load(
         function = process.function(name)
         if form(function) == "batch" and columns is not None:
             _check_columns(function, columns)
-        return FileReward(process, function, conversational=conversational)
+        return FileReward(process, function)
     except NovaError:
         process.close()
         raise
@@ -123,11 +118,22 @@ def form(function: Function) -> Literal["row", "batch"]:
 
 
 def _check_columns(function: Function, columns: Collection[str]) -> None:
-    known = {"prompts", "completions", "answer", *columns}
+    known = {"prompts", "completions", *columns}
     for name, kind, has_default in function.parameters:
         if name not in known and not has_default and kind not in ("VAR_KEYWORD", "VAR_POSITIONAL"):
             what = f"{function.name} needs a column {name!r}, which the data does not have"
             raise NovaError(what, where=function.where, fix=f"the columns are: {', '.join(sorted(known))}")
+
+
+def _asked(rollout: Rollout) -> str | list[Any]:
+    """TRL's prompt: a string where the data's is one."""
+    messages = rollout.prompt.messages
+    return list(messages) if rollout.prompt.conversational else str(messages[0]["content"])
+
+
+def _answered(rollout: Rollout) -> str | list[Any]:
+    """TRL's completion, in the form of its prompt."""
+    return list(rollout.messages[len(rollout.prompt.messages) :]) if rollout.prompt.conversational else rollout.text
 
 
 def _row(rollout: Rollout) -> tuple[list[Any], Any]:

@@ -76,4 +76,5 @@ def task(*, difficulty: int = 5) -> Task:
         warmup=400,
         warmup_lr=3e-3,
         rl_lr=2e-4,
+        split=" ",
     )

@@ -67,4 +67,5 @@ def task() -> Task:
         warmup=150,
         warmup_lr=3e-3,
         rl_lr=1e-3,
+        split="",
     )

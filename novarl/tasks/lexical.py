@@ -56,6 +56,7 @@ def task(*, words: int = 12, brevity_penalty_scale: float = 0.5) -> Task:
         warmup=200,
         warmup_lr=3e-3,
         rl_lr=3e-4,
+        split=" ",
         held_out_share=0.4,
         train_rows=800,
     )

@@ -44,6 +44,7 @@ def task() -> Task:
         warmup=200,
         warmup_lr=3e-3,
         rl_lr=3e-4,
+        split=" ",
         held_out_share=0.4,
         train_rows=800,
     )

@@ -52,5 +52,6 @@ def task(*, difficulty: int = 5) -> Task:
         warmup=250,
         warmup_lr=3e-3,
         rl_lr=5e-4,
+        split="",
         held_out_share=0.3,
     )

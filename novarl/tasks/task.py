@@ -48,6 +48,7 @@ class Task:
     warmup          supervised steps of 64 demonstrations after which an untrained `tiny` is worth training on rewards
     warmup_lr       the learning rate of those, and
     rl_lr           that of reinforcement learning afterwards
+    split           what ends a step of an answer: a string, or every token where it is empty
     held_out_share  of all problems
     train_rows      how many there are unless said
     """
@@ -61,6 +62,7 @@ class Task:
     warmup: int
     warmup_lr: float
     rl_lr: float
+    split: str
     weights: Mapping[str, float] = field(default_factory=dict)
     held_out_share: float = 0.2
     train_rows: int = 2000

@@ -22,7 +22,9 @@ RULES: dict[str, Rule] = {
     "group": lambda r, g: advantages.group(r, g),
     "group_std": lambda r, g: advantages.group(r, g, norm_std=True),
     "leave_one_out": lambda r, g: advantages.leave_one_out(r, g),
-    "batch_mean": lambda r, g: advantages.batch_mean(r),
+    "batch": lambda r, g: advantages.batch(r, g),
+    "reinforce_pp": lambda r, g: advantages.reinforce_pp(r, g),
+    "opo": lambda r, g: advantages.opo(r, g, lengths=torch.full_like(g, 3)),
 }
 EVERY_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
@@ -59,10 +61,50 @@ def test_leave_one_out_golden() -> None:
     assert advantages.leave_one_out(REWARDS, GROUPS).tolist() == pytest.approx(expected)
 
 
-def test_batch_mean_golden() -> None:
+def test_batch_golden() -> None:
     rewards = torch.tensor([1.0, 2.0, 6.0])
-    assert advantages.batch_mean(rewards).tolist() == [-2.0, -1.0, 3.0]
-    assert advantages.batch_mean(rewards[:1]).tolist() == [0.0]
+    group = torch.tensor([3, -1, 3])
+    assert advantages.batch(rewards, group).tolist() == [-2.0, -1.0, 3.0]
+    assert advantages.batch(rewards[:1], group[:1]).tolist() == [0.0]
+    root = math.sqrt(7)
+    standard = advantages.batch(rewards, group, norm_std=True, eps=0.0).tolist()
+    assert standard == pytest.approx([-2 / root, -1 / root, 3 / root])
+
+
+def test_reinforce_pp_golden() -> None:
+    """Centred -1, -2, 2, 0, 2, -1: squares 14, over 5."""
+    expected = [a / (math.sqrt(2.8) + 0.5) for a in (-1, -2, 2, 0, 2, -1)]
+    assert advantages.reinforce_pp(REWARDS, GROUPS, eps=0.5).tolist() == pytest.approx(expected)
+
+
+def test_reinforce_pp_leaves_a_group_that_hardly_varies_small() -> None:
+    """Where GRPO would make both groups look alike."""
+    rewards = torch.tensor([0.0, 1.0, 0.5, 0.51], dtype=torch.float64)
+    advantage = advantages.reinforce_pp(rewards, torch.tensor([0, 0, 1, 1]))
+    assert float(advantage[3] / advantage[1]) == pytest.approx(0.01)
+
+
+def test_opo_golden() -> None:
+    """Means weighted by length: (1 1 + 2 4 + 1 1)/4 = 2.5, (3 2 + 1 6)/4 = 3, and 5."""
+    lengths = torch.tensor([1, 3, 2, 9, 1, 1])
+    assert advantages.opo(REWARDS, GROUPS, lengths=lengths).tolist() == [-1.5, -1.0, 1.5, 0.0, 3.0, -1.5]
+
+
+def test_opo_with_answers_of_no_token() -> None:
+    rewards, group = torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 1])
+    advantage = advantages.opo(rewards, group, lengths=torch.tensor([0, 2, 0]))
+    assert advantage.tolist() == [-2.0, 0.0, 0.0]
+
+
+@given(TRAJECTORIES)
+def test_opo_of_equal_lengths_is_the_group_rule(trajectories: list[tuple[float, int]]) -> None:
+    rewards, group = columns(trajectories)
+    ours = advantages.opo(rewards, group, lengths=torch.full_like(group, 7))
+    torch.testing.assert_close(ours, advantages.group(rewards, group), rtol=0, atol=1e-12)
+
+
+def test_remax_is_the_greedy_baseline() -> None:
+    assert advantages.remax is advantages.scst
 
 
 def test_constant_and_scst_golden() -> None:
@@ -118,7 +160,7 @@ def test_shift_and_scale(rule: Rule, trajectories: list[tuple[float, int]], shif
     rewards, group = columns(trajectories)
     before = rule(rewards, group)
     torch.testing.assert_close(rule(rewards + shift, group), before, rtol=1e-6, atol=1e-6)
-    factor = 1.0 if rule is RULES["group_std"] else scale
+    factor = 1.0 if rule in (RULES["group_std"], RULES["reinforce_pp"]) else scale
     torch.testing.assert_close(rule(scale * rewards, group), factor * before, rtol=1e-4, atol=1e-9)
 
 

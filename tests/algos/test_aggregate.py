@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from novarl.algos.aggregate import weights as _weights
+from novarl.algos.aggregate import per_sequence, weights as _weights
 
 weights = partial(_weights, dtype=torch.float64)
 
@@ -78,3 +79,36 @@ def test_what_makes_no_sense_is_refused() -> None:
         weights(MASK, OWNER, how="mean", trajectories=2)
     with pytest.raises(ValueError, match="must be positive, got 0"):
         weights(MASK, OWNER, how="constant", constant=0.0, trajectories=2)
+
+
+def test_per_sequence_golden() -> None:
+    """Sums in the order of the ids; 9 has no masked token and is still there."""
+    values = torch.arange(10, dtype=torch.float64)
+    sums, index = per_sequence(values, MASK, OWNER)
+    assert sums.tolist() == [4 + 5, 1 + 2 + 7, 0]
+    assert index.tolist() == [1, 1, 1, 0, 0, 0, 1, 1, 2, 2]
+
+
+def test_per_sequence_of_rows() -> None:
+    values, mask = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, True], [False, True]])
+    sums, index = per_sequence(values, mask)
+    assert sums.tolist() == [3.0, 4.0] and index.tolist() == [[0, 0], [1, 1]]
+    with_ids, _ = per_sequence(values, mask, torch.tensor([[4, 2], [4, 4]]))
+    assert with_ids.tolist() == [2.0, 5.0]
+
+
+@given(TOKENS, st.sampled_from([math.inf, -math.inf, math.nan]))
+def test_per_sequence_sees_nothing_outside_the_mask(tokens: list[tuple[bool, int]], junk: float) -> None:
+    mask, owner = (torch.tensor(values) for values in zip(*tokens, strict=True))
+    values = torch.where(mask, torch.arange(len(tokens), dtype=torch.float64), junk).requires_grad_()
+    sums, index = per_sequence(values, mask, owner)
+    expected = [sum(t for t, (on, name) in enumerate(tokens) if on and name == i) for i in owner.unique().tolist()]
+    assert sums.tolist() == expected
+    assert torch.equal(owner.unique()[index], owner)
+    (slope,) = torch.autograd.grad(sums.sum(), values)
+    assert torch.equal(slope, mask.double())
+
+
+def test_per_sequence_needs_to_know_the_sequences() -> None:
+    with pytest.raises(ValueError, match=r"pass `sequence` ids for values of shape \[3\]"):
+        per_sequence(torch.zeros(3), torch.ones(3, dtype=torch.bool))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from novarl.algos.kl import k1, k2, k3
+from novarl.algos.kl import corrected, k1, k2, k3
 
 PAIRS = st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=8)
 
@@ -56,3 +56,32 @@ def test_k2_and_k3_are_never_negative_and_zero_only_at_equality(pairs: list[tupl
 def test_dtype_is_kept(dtype: torch.dtype) -> None:
     logp = torch.zeros(2, dtype=dtype)
     assert {estimator(logp, logp).dtype for estimator in (k1, k2, k3)} == {dtype}
+
+
+def test_corrected_golden() -> None:
+    """pi = 1/2, pi_old = 1/4, ref = 1/8: r = 2, x = log 4, k3 = log 4 - 3/4; slopes r x, and r (x + 1) for k1."""
+    for estimator, value, slope in ((k3, 2 * math.log(4) - 1.5, 2 * math.log(4)), (k1, 2 * math.log(4), None)):
+        logp = columns(1 / 2).log().requires_grad_()
+        found = corrected(estimator(logp, columns(1 / 8).log()), logp, columns(1 / 4).log())
+        (gradient,) = torch.autograd.grad(found.sum(), logp)
+        assert found.item() == pytest.approx(value)
+        assert gradient.item() == pytest.approx(2 * (math.log(4) + 1) if slope is None else slope)
+
+
+@given(PAIRS)
+def test_corrected_k3_has_the_gradient_of_k2_where_the_ratio_is_1(pairs: list[tuple[float, float]]) -> None:
+    """r k3 has k3's value, and the slope x of k2 at every single token, not only on average."""
+    logp, ref = (columns(*column) for column in zip(*pairs, strict=True))
+    logp.requires_grad_()
+    weighted = corrected(k3(logp, ref), logp, logp.detach())
+    assert torch.equal(weighted, k3(logp, ref))
+    slopes = [torch.autograd.grad(loss.sum(), logp)[0] for loss in (weighted, k2(logp, ref))]
+    scale = (ref - logp).exp().max().item()
+    torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-14 * (1 + scale))
+
+
+def test_derivatives_by_finite_differences() -> None:
+    logp, old, ref = columns(-1.0, -2.0, -0.5).requires_grad_(), columns(-1.2, -1.7, -0.5), columns(-0.7, -2.5, -0.5)
+    for estimator in (k1, k2, k3):
+        torch.autograd.gradcheck(lambda x, each=estimator: each(x, ref), logp)
+        torch.autograd.gradcheck(lambda x, each=estimator: corrected(each(x, ref), x, old), logp)

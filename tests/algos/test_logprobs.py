@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.algos.logprobs import chunked_logprobs, logits_logprobs
+from novarl.algos.logprobs import chunked_logprobs, chunked_scores, logits_logprobs
 
 LOGITS = torch.tensor([[0.0, math.log(2.0), math.log(3.0)]], dtype=torch.float64)
 """Probabilities 1/6, 1/3, 1/2; at temperature 1/2 the odds are squared: 1/14, 4/14, 9/14."""
@@ -162,3 +162,15 @@ def test_an_empty_chunk_is_refused() -> None:
     hidden, weight, _, targets = sharpened()
     with pytest.raises(ValueError, match="chunk must be at least 1"):
         chunked_logprobs(hidden, weight, targets, chunk=0)
+
+
+def test_the_likeliest_token_is_told_by_its_log_probability() -> None:
+    hidden, weight, bias, targets = sharpened()
+    hidden.requires_grad_()
+    log_p = (hidden @ weight.T + bias).log_softmax(-1)
+    for chunk in (1, 4, 64):
+        logp, entropy, best = chunked_scores(hidden, weight, targets, chunk=chunk, bias=bias)
+        torch.testing.assert_close(best, log_p.amax(-1).detach(), rtol=0, atol=1e-14)
+        assert torch.equal(logp == best, log_p.argmax(-1) == targets)
+        assert (logp == best).sum() == len(targets) - 1, "all but one are the likeliest"
+        assert logp.requires_grad and entropy.requires_grad and not best.requires_grad

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from novarl import cli
-from novarl.build import sft, sinks
+from novarl.build import dpo, sft, sinks
 from novarl.core import checkpoint, rundir
 from novarl.observe.sinks.jsonl import read_lines, read_metrics
 from novarl.tasks.task import Task
@@ -56,6 +56,7 @@ def lightly() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(sinks, "draw", lambda folder: [])
         patch.setattr(rundir, "_code_state", dict)
         patch.setattr(sft, "SHOWN_TOKENS", 4)
+        patch.setattr(dpo, "SHOWN_TOKENS", 4)
         patch.setattr(checkpoint.Disk, "sync", lambda self, path: None)
         try:
             yield patch

@@ -48,13 +48,25 @@ def check_metrics(run: Path) -> set[str]:
 def test_every_shipped_configuration_runs_one_step(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # their paths are meant from there
     kind = next(
-        kind for kind in ("rl", "sft", "eval") if f"kind: {kind}" in (text := file.read_text()) or f'"{kind}"' in text
+        kind
+        for kind in ("rl", "sft", "dpo", "rm", "eval")
+        if f"kind: {kind}" in (text := file.read_text()) or f'"{kind}"' in text
     )
     rows = ({"question": f"What is {i} + 1?", "answer": f"It is\n#### {i + 1}"} for i in range(40))
-    data = (f"data={write_rows(tmp_path / 'rows.jsonl', rows)}",) if "gsm8k" in file.name else ()
+    of_file = {
+        "gsm8k": rows,
+        "hh": [
+            {"chosen": f"\n\nHuman: {i}\n\nAssistant: a", "rejected": f"\n\nHuman: {i}\n\nAssistant: b"}
+            for i in range(40)
+        ],
+        "reviews": [{"text": f"film {i}", "label": ("positive", "negative")[i % 2]} for i in range(40)],
+    }.get(file.stem.rpartition("_")[2])
+    data = (f"data={write_rows(tmp_path / 'rows.jsonl', of_file)}",) if of_file else ()
     words = {
         "rl": (*SMALL, "eval_every=1") if data else (*SMALL, "warmup=2", "eval_every=1"),
         "sft": SFT,
+        "dpo": (*SFT, "eval_every=1"),
+        "rm": (*SFT, "eval_every=1"),
         "eval": ("eval.n=4", "rollout.max_tokens=8"),
     }
     run = tmp_path / "run"

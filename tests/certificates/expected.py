@@ -7,7 +7,7 @@ probability, and differentiated once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,7 +21,7 @@ from tests.certificates.world import PROMPT, Policy, World
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """k answers: per-token columns [N] aligned with `tokens`, per-answer ones [k]."""
+    """k answers: per-token columns [N], per-answer ones [k]. `state` is the row of `embed` that a token came from."""
 
     logp: Tensor
     entropy: Tensor
@@ -29,6 +29,7 @@ class Minibatch:
     behavior_logp: Tensor
     ref_logp: Tensor
     mask: Tensor
+    state: Tensor
     traj: Tensor
     reward: Tensor
     greedy: Tensor
@@ -47,6 +48,11 @@ class Packed:
     prev: Tensor
     mask: Tensor
     spans: tuple[range, ...]
+
+    @property
+    def state(self) -> Tensor:
+        """The row of `embed` that each token was chosen from; of a prompt's first, which none was, any."""
+        return self.row[self.prev]
 
 
 def pack(world: World) -> Packed:
@@ -69,13 +75,26 @@ def pack(world: World) -> Packed:
 
 def token_logp(packed: Packed, policy: Policy) -> tuple[Tensor, Tensor]:
     """(logp, entropy) of every token [N] under a policy, 0 where nothing predicts it; in chunks of 7, so in several."""
-    hidden = policy.embed[packed.row]
-    known = packed.prev >= 0
-    logp, entropy = logprobs.chunked_logprobs(
-        hidden[packed.prev[known]], policy.head, packed.tokens[known], temperature=policy.temperature, chunk=7
+    logp, entropy = logprobs.chunked_logprobs(*_predicted(packed, policy), temperature=policy.temperature, chunk=7)
+    return _every(packed, logp), _every(packed, entropy)
+
+
+def likeliest_logp(packed: Packed, policy: Policy) -> Tensor:
+    """max_j log p_j at every token [N], 0 where nothing predicts it."""
+    return _every(
+        packed, logprobs.chunked_scores(*_predicted(packed, policy), temperature=policy.temperature, chunk=7)[2]
     )
-    zeros = torch.zeros(len(packed.tokens), dtype=torch.float64)
-    return zeros.masked_scatter(known, logp), zeros.masked_scatter(known, entropy)
+
+
+def _predicted(packed: Packed, policy: Policy) -> tuple[Tensor, Tensor, Tensor]:
+    """(hidden, weight, targets) of the tokens that have one before them."""
+    known = packed.prev >= 0
+    return policy.embed[packed.row][packed.prev[known]], policy.head, packed.tokens[known]
+
+
+def _every(packed: Packed, known: Tensor) -> Tensor:
+    """All tokens' numbers from those of the tokens that have one before them."""
+    return torch.zeros(len(packed.tokens), dtype=torch.float64).masked_scatter(packed.prev >= 0, known)
 
 
 def greedy_reward(world: World) -> Tensor:
@@ -84,6 +103,26 @@ def greedy_reward(world: World) -> Tensor:
     while answer not in world.answers:
         answer = (*answer, int(exact.state_distribution(world, world.policy, answer).argmax()))
     return world.reward[world.answers.index(answer)]
+
+
+def minibatches(
+    world: World, k: int, *, sampler: Policy | None = None, groups: Sequence[int] | None = None
+) -> Iterator[tuple[tuple[int, ...], Tensor, Minibatch]]:
+    """(the answers' numbers, the probability, the minibatch) of all k answers that `sampler` (default: the policy) can
+    draw. `groups` are their group ids (default: one group)."""
+    packed = pack(world)
+    logp, entropy = token_logp(packed, world.policy)
+    frozen = [token_logp(packed, policy)[0].detach() for policy in (world.old, world.behavior, world.reference)]
+    chance = exact.fixed(world, sampler or world.policy)
+    greedy = greedy_reward(world).expand(k)
+    ids = torch.tensor(groups or [41] * k)
+    for drawn in product(range(len(world.answers)), repeat=k):
+        index = torch.cat([torch.tensor(packed.spans[y]) for y in drawn])
+        sizes = torch.tensor([len(packed.spans[y]) for y in drawn])
+        columns = [column[index] for column in (logp, entropy, *frozen, packed.mask, packed.state)]
+        owner = torch.arange(k).repeat_interleave(sizes)
+        probability = chance[list(drawn)].prod()
+        yield drawn, probability, Minibatch(*columns, owner, world.reward[list(drawn)], greedy, ids)
 
 
 def expectation(
@@ -95,26 +134,10 @@ def expectation(
     groups: Sequence[int] | None = None,
     admitted: Callable[[Minibatch], bool] | None = None,
 ) -> Tensor:
-    """E[loss] over minibatches of k answers that `sampler` draws (default: the policy), differentiable.
-
-    `groups` are the answers' group ids (default: one group); only `admitted` minibatches count, as if the others were
-    drawn again.
-    """
-    packed = pack(world)
-    logp, entropy = token_logp(packed, world.policy)
-    frozen = [token_logp(packed, policy)[0].detach() for policy in (world.old, world.behavior, world.reference)]
-    chance = exact.fixed(world, sampler or world.policy)
-    greedy = greedy_reward(world).expand(k)
-    ids = torch.tensor(groups or [41] * k)
-    total, mass = logp.new_zeros(()), logp.new_zeros(())
-    for drawn in product(range(len(world.answers)), repeat=k):
-        index = torch.cat([torch.tensor(packed.spans[y]) for y in drawn])
-        sizes = torch.tensor([len(packed.spans[y]) for y in drawn])
-        columns = [column[index] for column in (logp, entropy, *frozen, packed.mask)]
-        owner = torch.arange(k).repeat_interleave(sizes)
-        minibatch = Minibatch(*columns, owner, world.reward[list(drawn)], greedy, ids)
+    """E[loss] over `minibatches`, differentiable; only `admitted` ones count, as if the others were drawn again."""
+    total, mass = torch.zeros(2, dtype=torch.float64)
+    for _, probability, minibatch in minibatches(world, k, sampler=sampler, groups=groups):
         if admitted is None or admitted(minibatch):
-            probability = chance[list(drawn)].prod()
             total, mass = total + probability * loss(minibatch), mass + probability
     return total / mass
 

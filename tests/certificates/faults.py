@@ -6,89 +6,36 @@ stays unbiased and only adds noise. Those are caught by the golden numbers in te
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from novarl.algos import advantages, aggregate, kl, logprobs, off_policy, surrogates
-
-Function = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """`plant` takes the function `module.function` and returns a faulty one."""
-
-    name: str
-    module: ModuleType
-    function: str
-    plant: Callable[[Function], Function]
-    caught_by: str
-
-    @property
-    def where(self) -> str:
-        return f"{self.module.__name__.rsplit('.', 1)[-1]}.{self.function}"
-
-
-def shifted(position: int, axis: int = 0) -> Callable[[Function], Function]:
-    """The argument at `position` is one row late."""
-
-    def plant(function: Function) -> Function:
-        def faulty(*arguments: Any, **options: Any) -> Any:
-            moved = [a.roll(1, axis) if i == position else a for i, a in enumerate(arguments)]
-            return function(*moved, **options)
-
-        return faulty
-
-    return plant
-
-
-def swapped(first: int, second: int) -> Callable[[Function], Function]:
-    """Two arguments in each other's place."""
-
-    def plant(function: Function) -> Function:
-        def faulty(*arguments: Any, **options: Any) -> Any:
-            order = list(arguments)
-            order[first], order[second] = order[second], order[first]
-            return function(*order, **options)
-
-        return faulty
-
-    return plant
-
-
-def with_options(**changed: Any) -> Callable[[Function], Function]:
-    """Some options have no effect."""
-    return lambda function: lambda *arguments, **options: function(*arguments, **{**options, **changed})
-
-
-def scaled(factor: float, output: int | None = None) -> Callable[[Function], Function]:
-    """The result, or one of several, times a factor."""
-
-    def plant(function: Function) -> Function:
-        def faulty(*arguments: Any, **options: Any) -> Any:
-            result = function(*arguments, **options)
-            if output is None:
-                return factor * result
-            return tuple(factor * part if i == output else part for i, part in enumerate(result))
-
-        return faulty
-
-    return plant
-
-
-def instead(replacement: Function) -> Callable[[Function], Function]:
-    """Another formula."""
-    return lambda _: replacement
+from tests.certificates import (
+    constraint_cases,
+    objective_cases,
+    preference_faults,
+    rows_cases,
+    surrogate_faults,
+    temporal_faults,
+)
+from tests.certificates.fault import Fault, Function, instead, planted, scaled, shifted, swapped, with_options
 
 
 def half_frozen_head(function: Function) -> Function:
     """Half of the head's gradient is lost on the way."""
     return lambda hidden, weight, *rest, **options: function(hidden, (weight + weight.detach()) / 2, *rest, **options)
+
+
+def target_for_likeliest(function: Function) -> Function:
+    """The third of the results is the first."""
+
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        logp, entropy, _ = function(*arguments, **options)
+        return logp, entropy, logp.detach()
+
+    return faulty
 
 
 def swap_bounds(function: Function) -> Function:
@@ -116,7 +63,7 @@ def own_reward_included(rewards: Tensor, group: Tensor) -> Tensor:
     return rewards - rewards.mean()
 
 
-def own_reward_excluded(rewards: Tensor) -> Tensor:
+def own_reward_excluded(rewards: Tensor, group: Tensor) -> Tensor:
     return (rewards - rewards.mean()) * len(rewards) / (len(rewards) - 1)
 
 
@@ -139,12 +86,7 @@ def one_more_trajectory(function: Function) -> Function:
     return lambda *arguments, trajectories, **options: function(*arguments, trajectories=trajectories + 1, **options)
 
 
-def planted(module: ModuleType, function: str, *faults: tuple[str, Callable[[Function], Function], str]) -> list[Fault]:
-    """Faults of one function: what it is, how to plant it, the certificate that catches it."""
-    return [Fault(name, module, function, plant, caught_by) for name, plant, caught_by in faults]
-
-
-FAULTS = [
+FAULTS: list[Fault] = [
     *planted(
         logprobs,
         "chunked_logprobs",
@@ -154,6 +96,16 @@ FAULTS = [
         ("sign of the entropy", scaled(-1.0, 1), "entropy bonus"),
         ("half of the head's gradient lost", half_frozen_head, "no baseline"),
         ("temperature ignored", with_options(temperature=1.0), "no baseline, at temperature 0.7"),
+    ),
+    *planted(
+        logprobs,
+        "chunked_scores",
+        ("sign of the log-probability", scaled(-1.0, 0), "no baseline"),
+        ("sign of the entropy", scaled(-1.0, 1), "entropy bonus"),
+        ("the target for the likeliest", target_for_likeliest, "log-probability of the likeliest token"),
+        ("targets one late", shifted(2), "no baseline"),
+        ("sign of the greedy log-probability", scaled(-1.0, 2), "log-probability of the likeliest token"),
+        ("temperature ignored", with_options(temperature=1.0), "log-probability of the likeliest token"),
     ),
     *planted(kl, "k1", ("direction", swapped(0, 1), "k1 as reward, beta 0.5")),
     *planted(
@@ -175,7 +127,7 @@ FAULTS = [
     *planted(advantages, "scst", ("sign", scaled(-1.0), "scst baseline")),
     *planted(
         advantages,
-        "batch_mean",
+        "batch",
         ("sign", scaled(-1.0), "mean baseline, B=3"),
         ("mean of the others only", instead(own_reward_excluded), "mean baseline, B=3"),
     ),
@@ -238,4 +190,10 @@ FAULTS = [
         ("token for sequence", with_options(how="token"), "sequence aggregation, group, k=3"),
         ("sequence for token", with_options(how="sequence"), "token aggregation, group, k=2"),
     ),
+    *surrogate_faults.FAULTS,
+    *preference_faults.FAULTS,
+    *objective_cases.FAULTS,
+    *temporal_faults.FAULTS,
+    *constraint_cases.FAULTS,
+    *rows_cases.FAULTS,
 ]

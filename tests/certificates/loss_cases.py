@@ -1,4 +1,4 @@
-"""Certificates of surrogates, corrections and regularizers, and of every row of the table of algorithms."""
+"""Certificates of surrogates, corrections and regularizers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from novarl.algos.named import ALGORITHMS, Algorithm
 from tests.certificates import exact, losses
 from tests.certificates.certificate import (
-    BINARY,
     CAP,
     CLIP,
+    COLD,
     LONG,
     SHORT,
     WIDE_CLIP,
@@ -20,28 +19,30 @@ from tests.certificates.certificate import (
     certify,
     grad_j,
     scored,
-    success_rate,
     times,
 )
-from tests.certificates.expected import Loss, expectation
+from tests.certificates.expected import Loss, expectation, likeliest_logp, pack
 from tests.certificates.losses import policy_loss
 from tests.certificates.world import Policy, World
 
 
+def by(sampler: Policy, weight: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """E[sum_t weight(y, t) grad log pi(y_t)] over another policy's answers."""
+    return lambda: exact.score_gradient(LONG, times(exact.fixed(LONG, sampler), weight()))
+
+
+def unclipped() -> Tensor:
+    """R r_t where PPO's clip is not active, 0 where it is [Y, longest]."""
+    ratio, reward = exact.ratios(LONG, LONG.policy, LONG.old), LONG.reward[:, None]
+    active = ((reward > 0) & (ratio > 1 + CLIP[1])) | ((reward < 0) & (ratio < 1 - CLIP[0]))
+    return torch.where(active, 0.0, reward * ratio)
+
+
+def capped(over: Policy) -> Tensor:
+    return exact.ratios(LONG, over, LONG.behavior).clamp(max=CAP)
+
+
 def surrogates() -> list[Certificate]:
-    def by(sampler: Policy, weight: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """E[sum_t weight(y, t) grad log pi(y_t)] over another policy's answers."""
-        return lambda: exact.score_gradient(LONG, times(exact.fixed(LONG, sampler), weight()))
-
-    def unclipped() -> Tensor:
-        """R r_t where PPO's clip is not active, 0 where it is [Y, longest]."""
-        ratio, reward = exact.ratios(LONG, LONG.policy, LONG.old), LONG.reward[:, None]
-        active = ((reward > 0) & (ratio > 1 + CLIP[1])) | ((reward < 0) & (ratio < 1 - CLIP[0]))
-        return torch.where(active, 0.0, reward * ratio)
-
-    def capped(over: Policy) -> Tensor:
-        return exact.ratios(LONG, over, LONG.behavior).clamp(max=CAP)
-
     return [
         certify(
             "ppo_clip at ratio 1",
@@ -78,6 +79,11 @@ def surrogates() -> list[Certificate]:
             by(LONG.behavior, lambda: torch.ones_like(LONG.reward)),
             sampler=LONG.behavior,
         ),
+    ]
+
+
+def corrections() -> list[Certificate]:
+    return [
         certify(
             "truncated weight, one token, no cap",
             "grad J",
@@ -181,31 +187,19 @@ def regularizers() -> list[Certificate]:
     ]
 
 
-def rows() -> list[Certificate]:
-    """Every algorithm of the table, k=3, rewards 0 or 1, at its first update."""
+def likeliest() -> list[Certificate]:
+    """What tells a greedy choice from another."""
 
-    def grpo() -> Tensor:
-        pull = (1 - 1 / exact.ratios(BINARY, BINARY.policy, BINARY.reference)) / BINARY.lengths[:, None]
-        return exact.group_weights(BINARY, 3, std=True, how="sequence")[:, None] - 0.04 * pull
+    def ours() -> Tensor:
+        packed = pack(COLD)
+        table = likeliest_logp(packed, COLD.policy)
+        own = [(table * packed.mask)[torch.tensor(span)].sum() for span in packed.spans]
+        return (exact.fixed(COLD, COLD.policy) * torch.stack(own)).sum()
 
-    def dapo() -> Tensor:
-        return exact.group_weights(BINARY, 3, std=True, how="token") / exact.mixed_rate(success_rate(), 3)
+    def right() -> Tensor:
+        best = {state: exact.state_distribution(COLD, COLD.policy, state).detach().max().log() for state in COLD.states}
+        return torch.stack([visits * best[state] for state, visits in exact.reach(COLD).items()]).sum()
 
-    def ppo_clip() -> Tensor:
-        return exact.group_weights(BINARY, 3, std=False, how="token")
-
-    claims: dict[str, tuple[str, Callable[[], Tensor]]] = {
-        "reinforce": ("grad J", grad_j(BINARY)),
-        "rloo": ("grad J", grad_j(BINARY)),
-        "grpo": ("E[A/L grad log pi(y)] - 0.04 E[(1/L) sum_t grad KL(ref, pi)]", scored(BINARY, grpo)),
-        "dr_grpo": ("(1 - 1/3)/max_tokens grad J", grad_j(BINARY, 2 / 3 / BINARY.longest)),
-        "dapo": ("E[A/(all tokens) grad log pi(y)] / P(rewards not all equal)", scored(BINARY, dapo)),
-        "ppo_clip": ("E[(R - mean)/(all tokens) grad log pi(y)]", scored(BINARY, ppo_clip)),
-    }
-
-    def case(name: str, row: Algorithm) -> Certificate:
-        claim, right = claims[name]
-        loss, admitted = losses.row_loss(row, BINARY.longest), losses.varies if row.dynamic_sampling else None
-        return certify(f"algo={name}", claim, BINARY, 3, loss, right, admitted=admitted)
-
-    return [case(name, row) for name, row in ALGORITHMS.items()]
+    return [
+        Certificate("log-probability of the likeliest token", "E[sum_t max_j log pi(j)], temperature 0.7", ours, right)
+    ]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from novarl.algos import advantages, aggregate, kl, off_policy, surrogates
-from novarl.algos.named import Algorithm
 from tests.certificates.expected import Loss, Minibatch
 
 EMA = 0.3
@@ -32,7 +31,7 @@ def constant(batch: Minibatch) -> Tensor:
 
 
 def mean(batch: Minibatch) -> Tensor:
-    return advantages.batch_mean(batch.reward)
+    return advantages.batch(batch.reward, batch.group)
 
 
 def ema(batch: Minibatch) -> Tensor:
@@ -131,21 +130,6 @@ def kl_value(estimator: str) -> Loss:
 def entropy_loss(batch: Minibatch) -> Tensor:
     """The entropy bonus: minus the entropy."""
     return -(batch.entropy * weights(batch, "constant", 1.0)).sum()
-
-
-def row_loss(row: Algorithm, max_tokens: int) -> Loss:
-    """The loss of a row of the table, at its first update."""
-    credits: dict[str, Credit] = {
-        "none": none,
-        "leave_one_out": leave_one_out,
-        "group": group_std if row.norm_std else group,
-    }
-    divisor = float(max_tokens) if row.constant == "max_tokens" else 1.0
-    clip = (row.clip_low, row.clip_high) if row.surrogate == "ppo_clip" else None
-    policy = policy_loss(credits[row.estimator], clip=clip, how=row.aggregation, divisor=divisor)
-    regularizer = kl_loss(row.kl_estimator, how=row.aggregation, divisor=divisor)
-    coef = row.kl_coef if row.kl_type == "loss" else 0.0
-    return lambda batch: policy(batch) + coef * regularizer(batch)
 
 
 def varies(batch: Minibatch) -> bool:

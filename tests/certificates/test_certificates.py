@@ -8,16 +8,40 @@ import inspect
 import pytest
 import torch
 
-from novarl.algos import advantages, aggregate, kl, logprobs, off_policy, surrogates
-from tests.certificates import exact, expected, losses, world
+from novarl.algos import (
+    advantages,
+    aggregate,
+    calibration,
+    constraints,
+    implicit_prm,
+    kl,
+    logprobs,
+    objectives,
+    off_policy,
+    preference,
+    reward_modeling,
+    surrogates,
+)
+from tests.certificates import (
+    constraint_exact,
+    exact,
+    expected,
+    losses,
+    objective_exact,
+    preference_exact,
+    rows_exact,
+    temporal_exact,
+    temporal_group_exact,
+    world,
+)
 from tests.certificates.cases import CERTIFICATES
 from tests.certificates.certificate import BINARY, CLIP, COLD, LONG, MIDDLE, SHORT, TOLERANCE, Certificate
 from tests.certificates.faults import FAULTS, Fault
 
 ZERO = {"k1 as loss"}
 """Certificates whose claim is that there is nothing."""
-NO_GRADIENT = {"off_policy.effective_sample_size", "logprobs.logits_logprobs"}
-"""Functions that no update goes through: a diagnostic, and the definition that tests compare with."""
+NO_GRADIENT = {"off_policy.effective_sample_size", "off_policy.staleness", "logprobs.logits_logprobs"}
+"""Functions that no update goes through: diagnostics, and the definition that tests compare with."""
 
 
 @pytest.mark.parametrize("case", CERTIFICATES.values(), ids=CERTIFICATES)
@@ -35,15 +59,22 @@ def test_planted_fault_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) 
 def test_every_public_function_has_a_fault_planted() -> None:
     public = {
         f"{module.__name__.rsplit('.', 1)[-1]}.{name}"
-        for module in (advantages, aggregate, kl, logprobs, off_policy, surrogates)
+        for module in (
+            *(advantages, aggregate, calibration, constraints, implicit_prm, kl, logprobs),
+            *(objectives, off_policy, preference, reward_modeling, surrogates),
+        )
         for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if inspect.isfunction(value) and not name.startswith("_")
+        if f"{value.__module__}.".startswith(f"{module.__name__}.")  # a module's own, and a package's
     }
-    assert public - NO_GRADIENT == {fault.where for fault in FAULTS}
+    assert public - NO_GRADIENT == {fault.where for fault in FAULTS if inspect.ismodule(fault.module)}
 
 
 def test_the_exact_side_does_not_import_the_library() -> None:
-    for module in (exact, world):
+    for module in (
+        *(constraint_exact, exact, objective_exact, preference_exact),
+        *(rows_exact, temporal_exact, temporal_group_exact, world),
+    ):
         tree = ast.parse(inspect.getsource(module))
         imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
@@ -79,7 +110,10 @@ def test_k1_as_a_loss_is_noise() -> None:
     reference, _ = expected.token_logp(packed, LONG.reference)
     span = torch.tensor(packed.spans[0])
     one = expected.Minibatch(
-        *[column[span] for column in (logp, entropy, logp.detach(), logp.detach(), reference.detach(), packed.mask)],
+        *[
+            column[span]
+            for column in (logp, entropy, logp.detach(), logp.detach(), reference.detach(), packed.mask, packed.state)
+        ],
         torch.zeros(len(span), dtype=torch.int64),
         *[torch.zeros(1, dtype=torch.float64)] * 2,
         torch.zeros(1, dtype=torch.int64),

@@ -26,7 +26,7 @@ CONFIGS = sorted(file for file in (ROOT / "configs").iterdir() if file.is_file()
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The configurations that the runs were started with."""
     configs: list[Any] = []
-    for name in ("run_rl", "run_sft", "run_eval", "run_sample"):
+    for name in ("run_rl", "run_sft", "run_dpo", "run_rm", "run_eval", "run_sample"):
         monkeypatch.setattr(build, name, configs.append)
     monkeypatch.setattr(build, "check", lambda: configs.append("check"))
     monkeypatch.setattr(os, "environ", dict(os.environ))
@@ -88,7 +88,7 @@ def test_every_shipped_configuration_says_its_kind_and_runs(file: Path, asked: l
     [
         ("", "usage: novarl"),
         ("rll task=sort", "unknown command 'rll' (did you mean rl?)"),
-        ("xyzzy", "the commands are sft, rl, eval"),
+        ("xyzzy", "the commands are sft, dpo, rm, rl, eval"),
         ("rl", "neither task nor data is given"),
         ("rl nowhere.yaml", "nowhere.yaml: there is no such configuration file"),
         ("rl empty.yaml", "empty.yaml: the file is empty"),

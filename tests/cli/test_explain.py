@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from novarl import cli
+from novarl.algos.named import ALGORITHMS
 from novarl.config.describe import describe
 from novarl.config.load import load
 from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
@@ -35,6 +36,60 @@ def test_what_the_algorithm_decides_is_filled_in(capsys: pytest.CaptureFixture[s
     assert "the mean of its prompt's responses, divided by their standard deviation" in said
     assert "0.04 x KL (k3) as loss" in said and "ratios stay within [1 - 0.2, 1 + 0.2]" in said
     assert "\n  agg: sequence\n" in said and "\n  lr: null\n" not in said and "\n  estimator: group\n" in said
+
+
+PARTS = {
+    "algo=ppo": (
+        "GAE over the tokens of an answer, gamma 1, lambda 0.95; whitened over all tokens",
+        "a critic of its own, learnt at learning rate 0.001, 4 updates a step",
+        "0.01 x KL (k1) as reward; to the policy as it was when reinforcement began",
+    ),
+    "algo=ppo critic.shared=true critic.clip=0.2": (
+        "a critic on the policy's trunk, learnt with it at weight 0.1, its",
+    ),
+    "algo=ppo critic.warmup_steps=5": ("it alone learns until step 5 is done",),
+    "algo=vineppo vine.samples=4": ("the mean reward of 4 fresh continuations", "every token is a step"),
+    "task=arithmetic algo=vineppo": ("a step ends with ' '",),
+    "algo=prime": ("0.05 x (log model - log reference)", "right from 0.5 up", "at learning rate"),
+    "algo=ppo adv.estimator=vtrace": ("V-trace over the tokens",),
+    "correction.tis_max=3": ("each token's loss is weighed by pi_old / mu, at most 3",),
+    "correction.type=sequence": ("each answer's loss is weighed by its pi_old / mu, at most 2",),
+    "correction.type=icepop": ("tokens whose pi_old / mu lies outside [0.5, 5] are left out",),
+    "algo=grpo adaptive_kl=true": ("dead_band moves it from 0.04 so that KL is 0.01 nats per token", "speed 1.5"),
+    "algo=grpo adaptive_kl=true adaptive_kl.controller_type=schedule": ("follows a schedule from 0.04", "shape cosine"),
+    "algo=grpo kl.reference=ema": ("to a moving average of the policy (weight of the past 0.99)",),
+    "kl.reference=tie": ("measured, without a penalty; to the policy itself",),
+    "constraint_optimization=true constraint_optimization.kl_constraint=0.1": (
+        "KL to the reference at most 0.1 nats per token, by a multiplier that grows while the bound is broken",
+        "at a price that begins at 0",
+    ),
+    "multi_objective=true multi_objective.objectives=[reward,kl_penalty]": (
+        "more reward (weight 1), less kl (weight 1); combined by weighted_sum",
+    ),
+    "adv.estimator=constant adv.constant=0.5": ("compared with 0.5",),
+}
+
+
+@pytest.mark.parametrize(("words", "parts"), PARTS.items(), ids=PARTS)
+def test_every_part_of_an_algorithm_is_put_in_words(
+    words: str, parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", "task=sort", *words.split(" ")]) == 0
+    said = capsys.readouterr().out
+    assert [part for part in parts if part not in said] == []
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_algorithm_is_explained_and_what_it_has_not_is_left_out(
+    algo: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", "task=sort", f"algo={algo}"]) == 0
+    said = capsys.readouterr().out
+    row = ALGORITHMS[algo]
+    assert ("\ncritic:\n" in said) == (row.values == "critic") == ("Values: a critic" in said)
+    assert ("\nvine:\n" in said) == (row.values == "continuations") == ("continuations" in said.partition("\n\n")[0])
+    assert ("\nprime:\n" in said) == row.process == ("Rewards of tokens" in said)
+    assert "what the algorithm says" not in said
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from novarl.config.aliases import ALIASES, CREDIT_LATER, FIXED, KL_PLACES, LATER, VALUES, Alias, Fixed
+from novarl.config.aliases import ALIASES, FIXED, KL_PLACES, LATER, VALUES, Alias, Fixed
 from novarl.config.base import Config
 from novarl.config.keys import is_key, leaves, nearest
 from novarl.config.load import load
 from novarl.config.names import active, fixed
 from novarl.config.names_page import page
+from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import TREES, EvalConfig, RLConfig, SampleConfig, SFTConfig
 from novarl.core.errors import NovaError
 
@@ -26,8 +27,13 @@ PROMISED = {
     *("baseline", "adv.baseline", "ema_beta", "group_size", "brevity_penalty_scale", "model_id"),
 }
 BASE: dict[type[Config], dict[str, Any]] = {
-    RLConfig: {"data": "base", "reward": "length", "run_dir": "base", "rollout": {"env_path": "base.py"}},
+    RLConfig: {
+        **{"data": "base", "reward": "length", "run_dir": "base", "rollout": {"env_path": "base.py"}},
+        "constraint_optimization": {"kl_constraint": 0.5},
+    },
     SFTConfig: {"data": "base", "run_dir": "base"},
+    DPOConfig: {"data": "base", "run_dir": "base"},
+    RMConfig: {"data": "base", "run_dir": "base"},
     EvalConfig: {"data": "base", "reward": "length", "model": "base", "rollout": {"env_path": "base.py"}},
     SampleConfig: {"model": "base"},
 }
@@ -91,16 +97,72 @@ def test_a_fixed_name_changes_nothing_and_takes_nothing_else(row: Fixed) -> None
         load(RLConfig, preset={"task": "sort", row.old: not row.values[0]})
 
 
-@pytest.mark.parametrize("name", [*LATER, "critic.lr", "actor.kl.adaptive_kl.enabled"])
+@pytest.mark.parametrize("name", LATER)
 def test_what_is_not_here_yet_says_when_it_arrives(name: str) -> None:
     with pytest.raises(NovaError, match="this arrives with"):
         load(RLConfig, overrides=["task=sort", f"{name}=1"])
 
 
-@pytest.mark.parametrize("value", CREDIT_LATER)
-def test_estimators_with_a_critic_say_when_they_arrive(value: str) -> None:
-    with pytest.raises(NovaError, match="arrives with critics"):
-        load(RLConfig, overrides=["task=sort", f"adv.estimator={value}"])
+@pytest.mark.parametrize("name", ["adaptive_kl", "actor.kl.adaptive_kl", "kl.adaptive_kl", "dynamic_sampling"])
+def test_a_section_can_be_switched_on_by_its_name(name: str, tmp_path: Path) -> None:
+    """NovaRL's document writes `adaptive_kl=True`."""
+    section = name.rpartition(".")[2]
+    assert getattr(load(RLConfig, overrides=["task=sort", f"{name}=true"]), section).enabled is True
+    file = tmp_path / "c.yaml"
+    file.write_text(f"task: sort\n{section}: false\n")
+    assert getattr(load(RLConfig, file), section).enabled is False
+    with pytest.raises(NovaError, match="a section, not a value"):
+        load(RLConfig, overrides=["task=sort", "optim=true"])
+
+
+OBJECTIVES = {"reward": ("max", 1.0), "kl": ("min", 0.1), "entropy": ("max", 0.01)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+  objectives: [reward, kl_penalty, entropy]
+  objective_weights: {reward: 1.0, kl_penalty: -0.1, entropy: 0.01}""",
+        """
+  objective_weights: {reward: 1.0, kl_penalty: -0.1, entropy: 0.01}
+  objectives: [reward, kl, entropy]""",
+        """
+  objectives:
+    reward: {direction: max}
+    kl_penalty: {direction: min, weight: 0.1}
+    entropy: {direction: max, weight: 0.01}""",
+    ],
+)
+def test_the_documents_objectives_have_the_directions_that_everybody_means(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"task: sort\nmulti_objective:\n  enabled: true{text}\n  pareto_method: tchebycheff\n")
+    found = load(RLConfig, file).multi_objective
+    assert {name: (spec.direction, spec.weight) for name, spec in found.objectives.items()} == OBJECTIVES
+    assert (found.enabled, found.method) == (True, "tchebycheff")
+    fewer = load(RLConfig, file, ["multi_objective.objectives=[reward]"]).multi_objective
+    assert list(fewer.objectives) == ["reward"], "a whole list takes the place of the earlier one"
+    heavier = load(RLConfig, file, ["multi_objective.objective_weights={kl_penalty: -3}"]).multi_objective
+    assert heavier.objectives["kl"].weight == 3 and len(heavier.objectives) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("multi_objective.objectives=[reward,length]", "'length' has no direction"),
+        ("multi_objective.objectives=[reward,7]", "7 has no direction"),
+        ("multi_objective.objectives={right: {weight: 1}}", "multi_objective.objectives.right: has no direction"),
+        ("multi_objective.objective_weights={right: 1}", "multi_objective.objectives.right: has no direction"),
+        (
+            "multi_objective.objectives=[reward] & multi_objective.objective_weights={reward: -1}",
+            "at least 0.0, got -1",
+        ),
+    ],
+)
+def test_an_objective_without_a_direction_is_refused(words: str, said: str) -> None:
+    with pytest.raises(NovaError) as caught:
+        load(RLConfig, overrides=["task=sort", *words.split(" & ")])
+    assert said in str(caught.value)
 
 
 def test_epochs_times_steps_per_epoch_is_steps() -> None:

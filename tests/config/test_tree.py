@@ -10,12 +10,15 @@ from pydantic import ValidationError
 from novarl.config.base import Config
 from novarl.config.keys import keys, leaves, sections
 from novarl.config.load import fill, load, to_dict, to_yaml
+from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import TREES, EvalConfig, RLConfig, SampleConfig, SFTConfig
 from novarl.core.errors import NovaError
 
 SMALLEST: dict[type[Config], list[str]] = {
     RLConfig: ["task=sort"],
     SFTConfig: ["task=sort"],
+    DPOConfig: ["task=sort"],
+    RMConfig: ["task=sort"],
     EvalConfig: ["task=sort", "model=tiny"],
     SampleConfig: ["model=tiny"],
 }

@@ -193,8 +193,13 @@ def test_an_exception_reaches_every_request_and_the_engine_goes_on(
     assert all(isinstance(result, Completion) for result in asyncio.run(all_results()))
 
 
-def test_a_cancelled_request_leaves_its_row_to_others(policy: Policy, reproducible: None) -> None:
+def test_a_cancelled_request_leaves_its_row_to_others(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, reproducible: None
+) -> None:
     engine = make_engine(policy, max_batch=2)
+    steps: list[int] = []
+    decode = engine._runner.decode
+    monkeypatch.setattr(engine._runner, "decode", lambda *a, **k: (steps.append(1), decode(*a, **k))[1])
     alone = sample_all(engine, [(list(b"abcdefgh"), Sampling(max_tokens=30), "stays")])
 
     async def check() -> None:
@@ -208,7 +213,9 @@ def test_a_cancelled_request_leaves_its_row_to_others(policy: Policy, reproducib
         assert all(isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*gone, return_exceptions=True))
         assert engine._driver is None and not engine._outstanding
 
+    steps.clear()
     asyncio.run(check())
+    assert len(steps) < 60, "the rows of cancelled requests went on to their 200 tokens"
 
 
 def test_closing_cancels_those_who_wait_and_refuses_more(policy: Policy) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from novarl.core.errors import NovaError
 from novarl.core.types import Prompt, Rollout, Sampling
 from novarl.envs.episode import run_episode
-from novarl.envs.interact import load_interact
+from novarl.envs.interact import ToolFailed, Tools, load_interact
 from novarl.rewards.compose import RewardSet
 from novarl.rewards.user_file import load
 
@@ -44,12 +45,15 @@ def path(tmp_path: Path) -> Path:
 
 
 def play(path: Path, engine: Any, prompt: Prompt, *, turns: int = 4) -> Rollout:
-    make = load_interact(str(path), time_limit=0.5)
+    tools = load_interact(str(path), time_limit=0.5)
     sampling = Sampling(max_tokens=9)
     episode = run_episode(
-        engine, make(), prompt, tokenizer=engine.tokenizer, sampling=sampling, group=0, index=0, max_turns=turns
+        engine, tools(), prompt, tokenizer=engine.tokenizer, sampling=sampling, group=0, index=0, max_turns=turns
     )
-    return asyncio.run(episode)
+    try:
+        return asyncio.run(episode)
+    finally:
+        tools.close()
 
 
 def test_tools_answer_until_none_is_called(path, tokenizer, scripted, ask) -> None:
@@ -98,3 +102,46 @@ def test_mistakes_are_said_before_training(tmp_path: Path, code: str, what: str)
         load_interact(str(file))
     with pytest.raises(NovaError, match="no such file"):
         load_interact(str(tmp_path / "none.py"))
+
+
+SHARED = """
+import asyncio, os
+
+def interact(messages):
+    while True: pass
+
+async def slowly(messages):
+    await asyncio.sleep(0.3)
+    return [{"role": "tool", "content": str(os.getpid())}]
+"""
+
+
+def ask_together(tools: Tools, episodes: int) -> tuple[list[Any], float]:
+    """What every episode is answered, or the error it fails with, and the seconds."""
+
+    async def all_at_once() -> list[Any]:
+        said = ({"role": "user", "content": "?"},)
+        return await asyncio.gather(*(tools().step(said) for _ in range(episodes)), return_exceptions=True)
+
+    begun = time.perf_counter()
+    return asyncio.run(all_at_once()), time.perf_counter() - begun
+
+
+def test_a_tool_that_always_hangs_is_not_waited_for_in_every_episode(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(SHARED)
+    tools = load_interact(str(tmp_path / "tools.py"), time_limit=1.0)
+    for _ in range(2):  # also in the next rollout phase, which has another event loop
+        found, seconds = ask_together(tools, 24)
+        assert all(isinstance(error, ToolFailed) for error in found) and seconds < 3.0
+    tools.close()
+
+
+def test_async_tools_of_several_episodes_wait_side_by_side_and_end_when_closed(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(SHARED.replace("def interact", "def never").replace("slowly", "interact"))
+    tools = load_interact(str(tmp_path / "tools.py"), time_limit=5.0)
+    found, seconds = ask_together(tools, 20)
+    assert len({step.messages[0]["content"] for step in found}) == 1 and seconds < 2.0
+    worker = Path("/proc") / found[0].messages[0]["content"]
+    assert worker.exists()
+    tools.close()
+    assert not worker.exists()

@@ -10,13 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from novarl.algos.off_policy import truncated_weight
 from novarl.algos.surrogates import ppo_clip
 from novarl.core.types import Batch, Scored
 from novarl.data.pack import pack
 from novarl.distributed.ranks import Ranks
 from novarl.learn.credit import CreditRule
+from novarl.learn.objective import Objective
 from novarl.learn.optim import OptimSettings
-from novarl.learn.policy import Objective, PolicyLearner
+from novarl.learn.policy import PolicyLearner
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import Layout
 from tests.invariance.sharp import perturbed, recorded, sharp_policy
@@ -89,7 +91,7 @@ def two_in_one(scored: Seq[Scored]) -> list[Scored]:
 def make_case(model: nn.Module, scored: Seq[Scored], dtype: torch.dtype, aggregation: str = "token") -> Case:
     """The case of a model and what it has sampled."""
     return Case(
-        model=perturbed(model, 0.1),
+        model=perturbed(model, 0.15),
         old=model,
         reference=perturbed(model, 0.1, seed=1),
         batch=pack(two_in_one(scored), dtype=dtype),
@@ -111,7 +113,7 @@ def objective(aggregation: str) -> Objective:
         kl_loss_coef=0.1,
         kl_estimator="k3",
         entropy_coef=0.01,
-        correction_max=2.0,
+        correction=partial(truncated_weight, maximum=2.0),
     )
 
 

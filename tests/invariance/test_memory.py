@@ -20,8 +20,9 @@ from novarl.core.types import Prompt, Rollout, Scored, Sequence
 from novarl.data.pack import pack
 from novarl.distributed.ranks import Ranks
 from novarl.learn.credit import CreditRule
+from novarl.learn.objective import Objective
 from novarl.learn.optim import OptimSettings
-from novarl.learn.policy import Objective, PolicyLearner
+from novarl.learn.policy import PolicyLearner
 from novarl.learn.scorer import Scorer
 from novarl.models.transformer import Decoder, DecoderConfig
 

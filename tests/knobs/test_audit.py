@@ -16,15 +16,33 @@ from novarl.config import tree
 from novarl.config.base import Config
 from novarl.config.keys import leaves
 from novarl.config.parts import Node
+from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
 from tests.build.harness import ON_TASK, RL, SFT, finished, questions, write_rows
 
+MODES = ("lagrangian", "penalty", "early_stop", "rollback")
+BOUND = ("constraint_optimization=true", "constraint_optimization.kl_constraint=0.1")
 RUNS = (
     ("rl", *ON_TASK, "run_dir=on_task"),
     ("rl", *ON_TASK, "run_dir=on_task", "resume=auto", "steps=2"),
     ("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=on_rows", "eval.data=held_out.jsonl"),
-    ("sft", *SFT, "task=sort", "run_dir=taught"),
+    ("rl", *ON_TASK, "algo=ppo", "run_dir=ppo"),
+    ("rl", *ON_TASK, "algo=ppo", "critic.shared=true", "run_dir=ppo_shared"),
+    ("rl", *ON_TASK, "algo=vineppo", "vine.samples=2", "run_dir=vineppo"),
+    ("rl", *ON_TASK, "algo=prime", "run_dir=prime"),
+    *(
+        ("rl", *ON_TASK, "algo=grpo", "adaptive_kl=true", f"adaptive_kl.controller_type={kind}", f"run_dir={kind}")
+        for kind in ("fixed", "dead_band", "ziegler", "exponential", "two_speed", "linear", "pid", "schedule")
+    ),
+    *(("rl", *ON_TASK, *BOUND, f"constraint_optimization.mode={mode}", f"run_dir={mode}") for mode in MODES),
+    ("rl", *ON_TASK, "multi_objective=true", "multi_objective.objectives=[reward,kl,entropy]", "run_dir=several"),
+    ("rl", *ON_TASK, "algo=grpo", "kl.reference=ema", "correction.type=icepop", "run_dir=corrected"),
+    ("sft", *SFT, "task=sort", "lora.rank=2", "run_dir=taught"),
     ("sft", *SFT, "data=rows.jsonl", "run_dir=taught_rows", "steps=null", "epochs=0.1"),
+    ("dpo", *SFT, "data=pairs.jsonl", "eval.data=pairs.jsonl", "run_dir=preferring", "epochs=0.1", "steps=null"),
+    ("rm", *SFT, "data=pairs.jsonl", "eval.data=pairs.jsonl", "run_dir=rewarding", "epochs=0.1", "steps=null"),
+    ("dpo", *SFT, "task=sort", "lora.rank=2", "run_dir=preferring_on_task"),
+    ("rm", *SFT, "task=sort", "lora.rank=2", "run_dir=rewarding_on_task"),
     ("eval", "task=sort", "model=tiny", "eval.n=2", "run_dir=judged"),
     ("eval", "data=rows.jsonl", "reward=length", "model=tiny", "rollout.max_tokens=4", "run_dir=judged_rows"),
     ("sample", "model=tiny", "prompt=hello", "sampling.max_tokens=4"),
@@ -71,6 +89,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     folder, before = tmp_path_factory.mktemp("audit"), Path.cwd()
     write_rows(folder / "rows.jsonl", questions())
     write_rows(folder / "held_out.jsonl", questions(2))
+    write_rows(folder / "pairs.jsonl", ({"prompt": "q", "chosen": f"{i}", "rejected": f"-{i}"} for i in range(20)))
     (folder / "mine.py").write_text("def reward_fn(messages, answer): return 1.0")
     os.chdir(folder)
     try:
@@ -88,8 +107,8 @@ def test_every_leaf_is_read_by_some_run(kind: type[Config], read: dict[str, set[
     assert not idle, f"no run of novarl {kind.kind} reads {', '.join(sorted(idle))}"
 
 
-def test_the_audit_goes_through_all_four_trees() -> None:
-    assert set(tree.TREES.values()) == {RLConfig, SFTConfig, EvalConfig, SampleConfig}
+def test_the_audit_goes_through_all_trees() -> None:
+    assert set(tree.TREES.values()) == {RLConfig, SFTConfig, DPOConfig, RMConfig, EvalConfig, SampleConfig}
     assert {len(leaves(kind)) > 10 for kind in tree.TREES.values()} == {True}
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from novarl.build import rl
+from novarl.build import rl, stages
 from novarl.build.sampling import Sampler
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Prompt, Record, Rollout, Sequence
@@ -263,7 +263,7 @@ def unversioned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rl, "render_prompt", lambda *args, **options: (*render_prompt(*args, **options), 10))
+    monkeypatch.setattr(stages, "render_prompt", lambda *args, **options: (*render_prompt(*args, **options), 10))
 
 
 def masked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,8 +163,8 @@ def test_the_batch_is_left_as_it_was() -> None:
 
 
 def test_unknown_estimator() -> None:
-    with pytest.raises(NovaError, match="unknown estimator 'gae'"):
-        give(CreditRule("gae"))
+    with pytest.raises(NovaError, match="unknown estimator 'gea'"):
+        give(CreditRule("gea"))
 
 
 def test_float32_stays_float32() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -54,16 +55,18 @@ def learner(
     return SupervisedLearner(of, scorer, optim=OptimSettings(lr=LR), ranks=ranks or Ranks(), budget=budget)
 
 
-def by_hand(of: Decoder, whole: Batch) -> tuple[Tensor, Tensor]:
-    """(cross-entropy over the masked tokens of the batch, mean entropy of their distributions)."""
-    losses, entropies = [], []
+def by_hand(of: Decoder, whole: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """(cross-entropy over the masked tokens of the batch, mean entropy of their distributions, the share of them that
+    are the likeliest)."""
+    losses, entropies, right = [], [], []
     for begin, end in pairwise(whole.cu_seqlens.tolist()):
         row = whole.tokens[None, begin:end]
         logits = of.lm_head(of(row, position_ids=torch.arange(end - begin)[None]).last_hidden_state)[0, :-1]
         chosen = whole.mask[begin + 1 : end]
         losses.append(torch.nn.functional.cross_entropy(logits[chosen], row[0, 1:][chosen], reduction="none"))
         entropies.append(torch.distributions.Categorical(logits=logits[chosen]).entropy())
-    return torch.cat(losses).mean(), torch.cat(entropies).mean()
+        right.append((logits[chosen].argmax(-1) == row[0, 1:][chosen]).to(logits.dtype))
+    return torch.cat(losses).mean(), torch.cat(entropies).mean(), torch.cat(right).mean()
 
 
 def caught(update: SupervisedLearner, whole: Batch) -> tuple[Gradients, Record]:
@@ -82,7 +85,8 @@ def caught(update: SupervisedLearner, whole: Batch) -> tuple[Gradients, Record]:
 
 def test_loss_and_gradient_are_those_of_cross_entropy() -> None:
     of, whole = model(torch.float64), batch(torch.float64)
-    loss, entropy = by_hand(of, whole)
+    loss, entropy, right = by_hand(of, whole)
+    assert 0.2 < right < 0.99, "some tokens are the likeliest ones, and some are not"
     names = [name for name, _ in of.named_parameters()]
     expected = dict(zip(names, torch.autograd.grad(loss, list(of.parameters())), strict=True))
     found, record = caught(learner(of, budget=60), whole)
@@ -90,6 +94,8 @@ def test_loss_and_gradient_are_those_of_cross_entropy() -> None:
     assert record == {
         "loss": pytest.approx(loss.item(), rel=1e-12),
         "entropy": pytest.approx(entropy.item(), rel=1e-12),
+        "accuracy": pytest.approx(right.item(), rel=1e-12),
+        "perplexity": pytest.approx(math.exp(loss.item()), rel=1e-12),
         "grad_norm": 1.5,
         "lr": LR,
         "tokens": float(whole.tokens.numel()),

@@ -46,6 +46,7 @@ class Seen:
     asked: list[list[tuple[int, str]]] = field(default_factory=list)
     published: list[int] = field(default_factory=list)
     checked: int = 0
+    steps: int = 0
     batches: list[Batch] = field(default_factory=list)
     advantages: list[list[float]] = field(default_factory=list)
     kept: list[tuple[int, list[Scored], Pending]] = field(default_factory=list)
@@ -60,10 +61,28 @@ class FakeLearner:
     def score(self, batch: Batch) -> Scores:
         return Scores()
 
+    def end_step(self) -> None:
+        self.seen.steps += 1
+
     def update(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
         self.seen.batches.append(batch)
         self.seen.advantages.append(credit.advantage[batch.mask].tolist())
         return {"tokens": float(batch.tokens.numel())}
+
+
+class FakeGovernor:
+    """Governs nothing."""
+
+    kl_coef = 0.0
+
+    def rule(self, learner: FakeLearner) -> None:
+        pass
+
+    def weigh(self, batch: Batch, scores: Scores) -> tuple[None, Record]:
+        return None, {}
+
+    def observe(self, record: Record) -> Record:
+        return {}
 
 
 def stages(
@@ -98,6 +117,8 @@ def stages(
         score=lambda rollouts: [scored(item, reward(item)) for item in rollouts],
         credit=CreditRule(estimator),
         learner=FakeLearner(seen),  # type: ignore[arg-type]
+        governor=FakeGovernor(),  # type: ignore[arg-type]
+        supplier=None,
         publish=seen.published.append,
         check=check,
         keep=lambda step, items, pending: seen.kept.append((step, list(items), pending)),

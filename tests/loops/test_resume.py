@@ -10,25 +10,36 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from novarl.algos.controllers import DeadBand, Fixed
+from novarl.build import suppliers
+from novarl.build.sampling import Sampler
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoint, Checkpoints
 from novarl.core.types import Batch, Record, Rollout
 from novarl.distributed.ranks import Ranks
 from novarl.learn.agreement import TOLERANCES, mismatch
 from novarl.learn.credit import CreditRule
+from novarl.learn.critic import Critic, CriticSettings, ValueScorer
+from novarl.learn.governor import Governor
 from novarl.learn.optim import OptimSettings
 from novarl.learn.policy import PolicyLearner
+from novarl.learn.prime import PrimeSettings, ProcessRewards
 from novarl.learn.scorer import Scorer
+from novarl.learn.supplier import Supplier
+from novarl.learn.vine import Continuations
 from novarl.loops.admit import Admission
 from novarl.loops.online import Stages, online
 from novarl.loops.state import LoopState
+from novarl.models.heads import with_head
 from novarl.models.load import Policy, load, save
+from novarl.models.reference import frozen_copy
 from tests.invariance.gradients import objective
 from tests.invariance.sharp import prompts, sampler, score, sharp_policy
 
@@ -46,14 +57,51 @@ class Run:
     stages: Stages
     state: LoopState
 
+    def parts(self) -> dict[str, Any]:
+        """Whatever of a run has a state."""
+        found = {"loop": self.state, "learner": self.learner, "governor": self.stages.governor}
+        return found | ({} if self.stages.supplier is None else {"supplier": self.stages.supplier})
+
     def snapshot(self) -> dict[str, Any]:
-        return {"loop": self.state.state_dict(), "learner": self.learner.state_dict()}
+        return {name: part.state_dict() for name, part in self.parts().items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        for name, part in self.parts().items():
+            part.load_state_dict(state[name])
 
     def weights(self) -> dict[str, Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.policy.model.named_parameters()}
 
 
-def build(policy: Policy, rule: CreditRule, seed: int = 0, varied: bool = False) -> Run:
+def critic(policy: Policy, asking: Sampler) -> Supplier:
+    optim = OptimSettings(lr=3e-3, schedule="cosine", total_steps=2 * YIELDS)
+    settings = CriticSettings(optim, passes=2, clip=0.2, bootstrap=True)
+    return Critic(ValueScorer(with_head(policy.model, separate=True)), settings, ranks=Ranks(), budget=100)
+
+
+def continuations(policy: Policy, asking: Sampler) -> Supplier:
+    """Two from the beginning of each word."""
+    run: Any = SimpleNamespace(
+        engine=asking.engine,
+        judge=SimpleNamespace(score=score),
+        policy=policy,
+        sampler=asking,
+        config=SimpleNamespace(seed=asking.seed),
+        plan=SimpleNamespace(max_tokens=16),
+    )
+    return Continuations(suppliers.Continue(run, samples=2), policy.tokenizer.decode, split=" ", most=4, ranks=Ranks())
+
+
+def process_rewards(policy: Policy, asking: Sampler) -> Supplier:
+    model = frozen_copy(policy.model).requires_grad_(True)
+    settings = PrimeSettings(beta=0.5, threshold=0.5, optim=OptimSettings(lr=1e-3))
+    return ProcessRewards(Scorer(model, chunk=64), settings, ranks=Ranks(), budget=100)
+
+
+SUPPLIERS = {"PPO": critic, "VinePPO": continuations, "PRIME": process_rewards}
+
+
+def build(policy: Policy, rule: CreditRule, seed: int = 0, varied: bool = False, name: str = "") -> Run:
     asking = sampler(policy, seed=seed)
     scorer = Scorer(policy.model, chunk=64)
     learner = PolicyLearner(
@@ -78,6 +126,8 @@ def build(policy: Policy, rule: CreditRule, seed: int = 0, varied: bool = False)
         score=score,
         credit=rule,
         learner=learner,
+        governor=Governor(DeadBand(coef=0.1, target=1e-4), Fixed(coef=0.01), in_loss=True),
+        supplier=SUPPLIERS[name](policy, asking) if name in SUPPLIERS else None,
         publish=partial(asking.engine.publish, None),
         check=check,
         keep=lambda step, scored, pending: None,
@@ -104,6 +154,9 @@ RULES = {
     "group and KL": CreditRule("group", norm_std=True),
     "moving average": CreditRule("ema", kl_type="reward", kl_coef=0.05),
     "dynamic sampling": CreditRule("leave_one_out"),
+    "PPO": CreditRule("gae", whiten=True),
+    "VinePPO": CreditRule("gae", options=(("lam", 0.0),)),
+    "PRIME": CreditRule("prime"),
 }
 
 
@@ -113,7 +166,7 @@ def test_every_yield_is_resumable(name: str, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=YIELDS)
     saved: list[Checkpoint] = []
     whole: Trace = []
-    run = build(sharp_policy(), rule, varied=varied)
+    run = build(sharp_policy(), rule, varied=varied, name=name)
     for number, record in enumerate(online(run.state, run.stages, steps=STEPS)):
         # What is saved before and after must not depend on the saving.
         write = partial(save, run.policy)
@@ -122,18 +175,17 @@ def test_every_yield_is_resumable(name: str, tmp_path: Path) -> None:
     assert len(whole) == YIELDS
     assert [checkpoint.load()["loop"]["pending"] is not None for checkpoint in saved] == [True, False] * STEPS
 
-    undisturbed = follow(build(sharp_policy(), rule, varied=varied))
+    undisturbed = follow(build(sharp_policy(), rule, varied=varied, name=name))
     assert all(one == two and same(a, b) for (one, a), (two, b) in zip(whole, undisturbed, strict=True))
-    weights = [build(sharp_policy(), rule).weights(), *(weights for _, weights in whole)]
+    start = {name: parameter.detach() for name, parameter in sharp_policy().model.named_parameters()}
+    weights = [start, *(weights for _, weights in whole)]
     assert not any(same(before, after) for before, after in pairwise(weights))
-    other = follow(build(sharp_policy(), rule, seed=1, varied=varied))
+    other = follow(build(sharp_policy(), rule, seed=1, varied=varied, name=name))
     assert not same(other[-1][1], whole[-1][1]) and other[0][0] != whole[0][0]
 
     for number, checkpoint in enumerate(saved):
-        again = build(load(str(checkpoint.model)), rule, varied=varied)
-        state = checkpoint.load()
-        again.state.load_state_dict(state["loop"])
-        again.learner.load_state_dict(state["learner"])
+        again = build(load(str(checkpoint.model)), rule, varied=varied, name=name)
+        again.load(checkpoint.load())
         assert same(again.weights(), whole[number][1])
         rest = follow(again)
         assert [record for record, _ in rest] == [record for record, _ in whole[number + 1 :]], f"after yield {number}"
@@ -142,6 +194,15 @@ def test_every_yield_is_resumable(name: str, tmp_path: Path) -> None:
 
 def forget_moments(state: dict[str, Any]) -> None:
     state["learner"]["optimizer"]["moments"] = {}
+
+
+def forget_critic(state: dict[str, Any]) -> None:
+    """The critic's moments and schedule start again."""
+    state["supplier"]["optimizer"] |= {"moments": {}, "update": 0}
+
+
+def forget_coefficient(state: dict[str, Any]) -> None:
+    state["governor"]["kl"] = {"coef": 0.1}
 
 
 def forget_rollout(state: dict[str, Any]) -> None:
@@ -158,20 +219,22 @@ def forget_update(state: dict[str, Any]) -> None:
     state["learner"]["optimizer"]["update"] = 0
 
 
-@pytest.mark.parametrize("fault", [forget_moments, forget_rollout, forget_place, forget_update])
+FAULTS = (forget_moments, forget_critic, forget_coefficient, forget_rollout, forget_place, forget_update)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_state_that_lacks_something_is_caught(fault: Any, tmp_path: Path) -> None:
-    rule = RULES["group and KL"]
-    run = build(sharp_policy(), rule)
+    rule = RULES["PPO"]
+    run = build(sharp_policy(), rule, name="PPO")
     saved: Checkpoint | None = None
     for number, _ in enumerate(online(run.state, run.stages, steps=STEPS)):
         if number == 2:
             saved = Checkpoints(tmp_path, keep=1).save("third", run.snapshot(), partial(save, run.policy), order=3)
     assert saved is not None
-    again = build(load(str(saved.model)), rule)
+    again = build(load(str(saved.model)), rule, name="PPO")
     state = saved.load()
     fault(state)
-    again.state.load_state_dict(state["loop"])
-    again.learner.load_state_dict(state["learner"])
+    again.load(state)
     assert not same(follow(again)[-1][1], run.weights())
 
 

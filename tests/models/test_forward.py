@@ -217,10 +217,10 @@ def test_unwanted_tokens_cost_no_product_with_the_vocabulary(loaded, batch, monk
     model = loaded("decoder", "float64").model
     whole, _ = token_logprobs(model, batch)
     rows = []
-    chunked = forward.chunked_logprobs
+    chunked = forward.chunked_scores
     monkeypatch.setattr(
         forward,
-        "chunked_logprobs",
+        "chunked_scores",
         lambda hidden, *args, **kw: rows.append(len(hidden)) or chunked(hidden, *args, **kw),
     )
     wanted = torch.zeros(len(batch.tokens), dtype=torch.bool)

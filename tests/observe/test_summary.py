@@ -90,3 +90,10 @@ def test_advice_fits_how_the_run_ended() -> None:
     assert "runs/x/events.jsonl" in commands(rows={"read": 9, "refused": 1})[0]
     assert "novarl rl task=sort model=runs/x/checkpoints/latest/model" in commands(command="sft")
     assert "novarl rl task=sort algo=rloo seed=1" in commands(algo="grpo")
+
+
+def test_advice_names_only_what_was_written() -> None:
+    assert commands(command="eval", paths={"run_dir": "r", "samples": "r/samples.md"}) == ["less r/samples.md"]
+    written = {name: path for name, path in FULL["paths"].items() if name != "tensorboard"}
+    assert not any("tensorboard" in command for command in commands(paths=written))
+    assert "What to try next" not in render_summary({"command": "eval"})

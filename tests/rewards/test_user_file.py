@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +170,10 @@ def test_trl_none_fails_one_rollout(say, write) -> None:
 
 
 def test_trl_plain_prompts_give_plain_strings(say, write) -> None:
-    scored = score(load(f"{write(TRL)}:texts", conversational=False), [say("xy")])
-    assert scored[0].reward == len("a question about goodness") + 0.02
+    asked = say("xy")
+    plain = replace(asked, prompt=replace(asked.prompt, conversational=False))
+    scored = score(load(f"{write(TRL)}:texts"), [plain, asked])
+    assert [item.reward for item in scored] == [len("a question about goodness") + 0.02, 1 + 0.01]
 
 
 @pytest.mark.parametrize(
@@ -255,6 +258,10 @@ def test_a_column_that_the_data_lacks_is_refused(write) -> None:
     path = write("def reward_fn(completions, solution):\n    return [1.0 for _ in completions]\n")
     assert "needs a column 'solution'" in refused(str(path), columns=["level"])
     load(str(path), columns=["solution"]).close()
+    path = write("def reward_fn(completions, answer):\n    return [1.0 for _ in completions]\n")
+    assert "needs a column 'answer'" in refused(str(path), columns=["level"])
+    path = write("def reward_fn(completions, solution=None, **columns):\n    return [1.0 for _ in completions]\n")
+    load(str(path), columns=[]).close()
 
 
 def test_a_file_may_import_its_neighbours_and_shadow_nothing_of_ours(say, write) -> None:

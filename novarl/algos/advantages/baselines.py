@@ -4,13 +4,6 @@ All functions are per trajectory, [R] -> [R], in the dtype of the rewards. `grou
 trajectory: equal ids are samples of one prompt, groups may differ in size and be interleaved. Greedy rollouts that only
 serve as a baseline are no samples: leave them out first.
 
-What a baseline does to the expected policy gradient grad J = E[R grad log pi] (proved by `make certificates`):
-
-    none, constant, ema_baseline, scst     unbiased: the baseline does not know the sample
-    leave_one_out                          unbiased
-    group, batch_mean                      (1 - 1/k) grad J: the mean of k samples holds the sample's own reward
-    group with norm_std                    another objective: with k = 2, the probability to beat one's own twin
-
 Rewards are shifted by the smallest of their group before they are averaged, so that equal rewards give exactly 0,
 whatever their value, and no rounding error is ever divided by a small deviation.
 """
@@ -46,17 +39,23 @@ def scst(rewards: Tensor, greedy: Tensor) -> Tensor:
     """A = R - R_greedy: self-critical sequence training (https://arxiv.org/abs/1612.00563).
 
     greedy [R]: for each trajectory the reward of the greedy rollout of the same prompt. Unbiased: the greedy answer
-    does not depend on the sample.
+    does not depend on the sample. ReMax (https://arxiv.org/abs/2310.10505) found the same rule again for language
+    models, one sample and one greedy answer per prompt: `remax` is this function.
     """
     return rewards - greedy
 
 
-def batch_mean(rewards: Tensor) -> Tensor:
-    """A = R - mean(R) over the batch of B trajectories, the trajectory's own reward included.
+remax = scst
 
-    The expected gradient points the right way but is (1 - 1/B) times the true one; a batch of one learns nothing.
+
+def batch(rewards: Tensor, group: Tensor, *, norm_std: bool = False, eps: float = 1e-6) -> Tensor:
+    """A = R - mean(R) over the batch of B trajectories, their own included, whatever their groups; divided by
+    (std(R) + eps) if `norm_std`.
+
+    The expected gradient points the right way but is (1 - 1/B) times the true one; a batch of one learns nothing. With
+    the deviation it is plain REINFORCE++ (see `reinforce_pp`), the fallback where every prompt is sampled once.
     """
-    return _centred(rewards, torch.zeros_like(rewards, dtype=torch.int64))[0]
+    return _standardised(rewards, torch.zeros_like(group), norm_std=norm_std, eps=eps)
 
 
 def group(rewards: Tensor, group: Tensor, *, norm_std: bool = False, eps: float = 1e-6) -> Tensor:
@@ -66,11 +65,7 @@ def group(rewards: Tensor, group: Tensor, *, norm_std: bool = False, eps: float 
     expectation, k the group's size. With it: GRPO (https://arxiv.org/abs/2402.03300); the deviation is the sample one,
     sqrt(sum (R - mean)^2 / (k - 1)), as in TRL. A group of one, or of equal rewards, gets exactly 0.
     """
-    centred, index, size = _centred(rewards, group)
-    if not norm_std:
-        return centred
-    std = (_sum_by(centred.square(), index, len(size)) / (size - 1).clamp(min=1)).sqrt()
-    return centred / (std[index] + eps)
+    return _standardised(rewards, group, norm_std=norm_std, eps=eps)
 
 
 def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
@@ -80,6 +75,40 @@ def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
     """
     centred, index, size = _centred(rewards, group)
     return centred * (size / (size - 1).clamp(min=1))[index]
+
+
+def reinforce_pp(rewards: Tensor, group: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """A = (R - mean_group(R)) / (std + eps), the deviation over the whole batch: REINFORCE++-baseline
+    (https://arxiv.org/abs/2501.03262).
+
+    The group's mean takes away how hard the prompt is, the batch's deviation only the scale: a group that hardly varies
+    keeps its small advantages, which GRPO's own deviation would blow up. Centred groups need no second centring, so
+    that a group of equal rewards, or of one, stays at exactly 0. The deviation, the sample one, knows the sample: the
+    expected gradient is (1 - 1/k) grad J over a constant only as the batch grows.
+
+    Every trajectory counts once in the deviation. To count every token once, as implementations that whiten per token
+    do, call `group` and then `whiten`. Plain REINFORCE++, for one sample per prompt, has no groups: R less the KL
+    penalty, whitened over the batch: `batch(..., norm_std=True)`.
+    """
+    centred = _centred(rewards, group)[0]
+    std = (centred.square().sum() / max(centred.numel() - 1, 1)).sqrt()
+    return centred / (std + eps)
+
+
+def opo(rewards: Tensor, group: Tensor, *, lengths: Tensor) -> Tensor:
+    """A_i = R_i - sum_j l_j R_j / sum_j l_j over the group, l the numbers of tokens [R]: OPO
+    (https://arxiv.org/abs/2505.23585).
+
+    Among all constant baselines E[|grad log pi|^2 R] / E[|grad log pi|^2] gives the smallest variance; where an
+    answer's squared gradient is proportional to its length, that is the length-weighted mean. The baseline holds the
+    sample's own reward, with a weight that depends on its length: the expected gradient is
+
+        E[(1/L) sum_{j != i} l_j (R_i - R_j) grad log pi(y_i)],   L = sum_j l_j,
+
+    (1 - 1/k) grad J for equal lengths (then it is `group`) and biased otherwise. A group of one, or of equal rewards,
+    gets exactly 0.
+    """
+    return _centred(rewards, group, lengths.to(rewards.dtype))[0]
 
 
 def whiten(advantage: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
@@ -100,12 +129,25 @@ def zero_variance_groups(rewards: Tensor, group: Tensor) -> Tensor:
     return (low == high).sum()
 
 
-def _centred(rewards: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(R - mean_group, each trajectory's group as an index 0..G-1, the size of each group [G])."""
+def _standardised(rewards: Tensor, group: Tensor, *, norm_std: bool, eps: float) -> Tensor:
+    centred, index, size = _centred(rewards, group)
+    if not norm_std:
+        return centred
+    std = (_sum_by(centred.square(), index, len(size)) / (size - 1).clamp(min=1)).sqrt()
+    return centred / (std[index] + eps)
+
+
+def _centred(rewards: Tensor, group: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """(R less its group's weighted mean, each trajectory's group as an index 0..G-1, the weight of each group [G]).
+
+    Without weights everyone counts 1. A group that weighs nothing has a mean of its smallest reward.
+    """
     ids, index = torch.unique(group, return_inverse=True)
-    size = _sum_by(torch.ones_like(rewards), index, len(ids))
+    weight = torch.ones_like(rewards) if weight is None else weight
+    total = _sum_by(weight, index, len(ids))
     shifted = rewards - _extreme_by(rewards, index, len(ids), "amin")[index]
-    return shifted - (_sum_by(shifted, index, len(ids)) / size)[index], index, size
+    mean = _sum_by(weight * shifted, index, len(ids)) / torch.where(total > 0, total, 1.0)
+    return shifted - mean[index], index, total
 
 
 def _sum_by(values: Tensor, index: Tensor, count: int) -> Tensor:

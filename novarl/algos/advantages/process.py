@@ -1,0 +1,48 @@
+"""Advantages from rewards of single tokens and of the whole answer together: PRIME."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from novarl.algos.advantages.baselines import leave_one_out
+from novarl.algos.advantages.steps import Steps, accumulate
+
+
+def prime(
+    token_rewards: Tensor,
+    mask: Tensor,
+    outcome: Tensor,
+    group: Tensor,
+    *,
+    gamma: float = 1.0,
+    process_coef: float = 1.0,
+) -> Tensor:
+    """Leave-one-out on the outcome plus returns of leave-one-out process rewards, [R, T] -> [R, T]: PRIME
+    (https://arxiv.org/abs/2502.01456).
+
+        A_{i,t} = R_i - mean_{j != i} R_j + process_coef sum_{s >= t} gamma^{s-t} (r_{i,s} - mean_{j != i} m_j)
+
+    token_rewards r [R, T]: rewards of tokens, for example the differences of the log-probs of an implicit reward model
+    and its reference; m_j is the mean of answer j's; outcome [R]; group [R], ids as in `leave_one_out`. Only columns of
+    the mask [R, T] are read, gaps between them are no steps, and the result is 0 outside. A trajectory alone in its
+    group gets 0 throughout, one without tokens counts for the outcome's mean and not for the process's.
+
+    The outcome's baseline does no harm, but the process's is subtracted once for every token still to come, so it
+    depends on the length: with gamma=1 the expected gradient is that of E[R] + process_coef (E[sum_t r_t] - E[m] E[L])
+    with E[m] held fixed, and answers are made shorter where process rewards are positive on average, longer where they
+    are negative. (The paper's code keeps the answer's own mean in the baseline, n/(n-1) (r_{i,s} - mean_j m_j), and
+    whitens the result over the batch; here the paper's equation stands, and whitening is `whiten`.)
+    """
+    nothing = torch.zeros_like(token_rewards)
+    steps = Steps.of(torch.where(mask, token_rewards, 0.0), nothing, mask, token_rewards.new_zeros(mask.shape[0]))
+    same = (group[:, None] == group).to(steps.reward.dtype)
+    others = same - torch.eye(len(group), dtype=same.dtype, device=same.device)
+    counted = others * mask.any(1)
+    mean = steps.reward.sum(1) / mask.sum(1).clamp(min=1)
+    baseline = (counted @ mean) / counted.sum(1).clamp(min=1)
+    process = accumulate(torch.where(steps.present, steps.reward - baseline[:, None], 0.0), gamma)
+    whole = leave_one_out(outcome.to(steps.reward.dtype), group)
+    advantage = whole[:, None] + process_coef * process
+    alone = others.sum(1) == 0
+    return steps.spread(torch.where(alone[:, None], 0.0, advantage), nothing)[0]

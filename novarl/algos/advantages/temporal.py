@@ -1,0 +1,176 @@
+"""Advantages of single steps from rewards and values, for a policy that acts again and again.
+
+All functions take keywords only: `rewards` and `values` [S, T], any float dtype; `mask` [S, T], bool, True where the
+policy chose the token; `bootstrap` [S], the value of the state after a row's last step, 0 where the row ended by
+itself; `gamma`, the discount of one step. `values[:, t]` is the value of the state in which `tokens[t]` was chosen.
+They return `(advantage, returns)`, both [S, T], 0 outside the mask, without gradient, in the dtype that came in;
+dtypes of less than 32 bits are computed in float32. `returns` are what a critic's values should be fitted to.
+
+Steps are the columns of the mask and no others: padding on either side and the turns of an environment inside a row are
+skipped, so t + 1 below is the next chosen column, and values and log-probs outside the mask are never read. A reward
+outside the mask is credited to the chosen column before it (a tool's verdict belongs to the call), one before the first
+chosen column to the first: none is lost, unless the policy chose nothing at all in that row.
+
+    delta_t = r_t + gamma V_{t+1} - V_t            rho_t = pi(token_t) / mu(token_t), mu the policy that sampled
+
+On policy (rho = 1) `gae`, `td_lambda`, `retrace` and `vtrace` are one estimator; with lam=1 it is `monte_carlo`, and
+`n_step` runs from delta (n=1) to `monte_carlo` (n >= T).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from novarl.algos.advantages.steps import Steps, accumulate, ahead
+from novarl.core.errors import NovaError
+
+
+def gae(
+    *, rewards: Tensor, values: Tensor, mask: Tensor, bootstrap: Tensor, gamma: float = 1.0, lam: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """A_t = delta_t + gamma lam A_{t+1}, returns A_t + V_t (https://arxiv.org/abs/1506.02438).
+
+    lam=1 is Monte Carlo less the value: unbiased whatever the values. lam=0 is delta: as biased as the values are.
+    """
+    steps = Steps.of(rewards, values, mask, bootstrap)
+    advantage = accumulate(steps.delta(gamma), gamma * lam)
+    return steps.spread(advantage, advantage + steps.value)
+
+
+def monte_carlo(
+    *, rewards: Tensor, values: Tensor, mask: Tensor, bootstrap: Tensor, gamma: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """G_t = r_t + gamma G_{t+1}, from the bootstrap past the last step; A_t = G_t - V_t, returns G_t."""
+    steps = Steps.of(rewards, values, mask, bootstrap)
+    returns = accumulate(steps.reward + gamma * torch.where(steps.last, steps.next_value, 0.0), gamma)
+    return steps.spread(returns - steps.value, returns)
+
+
+def td_lambda(
+    *, rewards: Tensor, values: Tensor, mask: Tensor, bootstrap: Tensor, gamma: float = 1.0, lam: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """G_t = r_t + gamma ((1 - lam) V_{t+1} + lam G_{t+1}), A_t = G_t - V_t, returns G_t.
+
+    Past the last step both V and G are the bootstrap. The advantage is GAE's, written as a return (Sutton and Barto,
+    Reinforcement Learning, 12.1).
+    """
+    steps = Steps.of(rewards, values, mask, bootstrap)
+    bootstrapped = torch.where(steps.last, steps.next_value, (1.0 - lam) * steps.next_value)
+    returns = accumulate(steps.reward + gamma * bootstrapped, gamma * lam)
+    return steps.spread(returns - steps.value, returns)
+
+
+def n_step(
+    *, rewards: Tensor, values: Tensor, mask: Tensor, bootstrap: Tensor, n: int, gamma: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """G_t = sum_{k < n} gamma^k r_{t+k} + gamma^n V_{t+n}, A_t = G_t - V_t, returns G_t.
+
+    Within n steps of the row's end the sum stops there, and the bootstrap, discounted by the steps there are, follows.
+    """
+    if n < 1:
+        raise NovaError(f"n={n} steps look nowhere", where="advantages.n_step", fix="n >= 1; 1 is delta")
+    steps = Steps.of(rewards, values, mask, bootstrap)
+    returns, following = steps.value, steps.next_value
+    for _ in range(min(n, mask.shape[1])):
+        returns = steps.reward + gamma * following
+        following = torch.where(steps.last, steps.next_value, ahead(returns))
+    return steps.spread(returns - steps.value, returns)
+
+
+def vtrace(
+    *,
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    bootstrap: Tensor,
+    logp: Tensor,
+    behavior_logp: Tensor,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    rho_max: float = 1.0,
+    c_max: float = 1.0,
+    pg_rho_max: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """V-trace (https://arxiv.org/abs/1802.01561), with the lambda bootstrap of its policy gradient.
+
+        v_t - V_t = min(rho_max, rho_t) delta_t + gamma lam min(c_max, rho_t) (v_{t+1} - V_{t+1})
+        A_t = min(pg_rho_max, rho_t) (r_t + gamma (lam v_{t+1} + (1 - lam) V_{t+1}) - V_t),   returns v_t
+
+    logp, behavior_logp [S, T]: of the policy being trained and of the one that sampled (never the reference). The
+    values' fixed point is the value of the policy proportional to min(rho_max mu, pi): pi's own where rho_max is out of
+    reach, and mu's as it goes to 0; c_max and lam only set how fast it is reached. A_t holds the ratio of its own step
+    already: the surrogate must not weigh it by pi/mu again. States are weighted as mu visits them.
+    """
+    steps = Steps.of(rewards, values, mask, bootstrap)
+    rho, delta = steps.ratio(logp, behavior_logp), steps.delta(gamma)
+    error = accumulate(rho.clamp(max=rho_max) * delta, gamma * lam * rho.clamp(max=c_max))
+    return steps.spread(rho.clamp(max=pg_rho_max) * (delta + gamma * lam * ahead(error)), error + steps.value)
+
+
+def retrace(
+    *,
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    bootstrap: Tensor,
+    logp: Tensor,
+    behavior_logp: Tensor,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    c_max: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """A_t = delta_t + gamma lam min(c_max, rho_{t+1}) A_{t+1}, returns A_t + V_t: Retrace(lambda)
+    (https://arxiv.org/abs/1606.02647) with the state's value in place of Q.
+
+    logp, behavior_logp [S, T]: of the policy being trained and of the one that sampled. A_t estimates the advantage of
+    the token that was chosen, so its own ratio is not in it: off policy, let the surrogate weigh it by pi/mu. For the
+    same reason `returns` estimate Q of the chosen token; a state's value fitted to them off policy is mu's mean of Q
+    (`vtrace` has the target for it). Unbiased for exact values if c_max is out of reach.
+    """
+    steps = Steps.of(rewards, values, mask, bootstrap)
+    trace = lam * steps.ratio(logp, behavior_logp).clamp(max=c_max)
+    advantage = accumulate(steps.delta(gamma), gamma * ahead(trace))
+    return steps.spread(advantage, advantage + steps.value)
+
+
+def clipped_is(
+    *,
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    bootstrap: Tensor,
+    logp: Tensor,
+    behavior_logp: Tensor,
+    gamma: float = 1.0,
+    level: Literal["decision", "trajectory"] = "decision",
+    rho_min: float = 0.0,
+    rho_max: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Importance-weighted Monte Carlo, its weights clipped to [rho_min, rho_max].
+
+        level="decision":    A_t = w_t (r_t + gamma G_{t+1} - V_t),  G_t = w_t (r_t + gamma G_{t+1}),  w_t = clip(rho_t)
+                             returns G_t; past the last step G is the bootstrap
+        level="trajectory":  A_t = w (G_t - V_t),  G_t the plain return,  w = clip(prod_t rho_t) of the whole row
+                             returns V_t + A_t
+
+    logp, behavior_logp [S, T]: of the policy being trained and of the one that sampled. The weight multiplies
+    return *less* value: weighing the return alone would turn the value into a bias. Without clips both are unbiased
+    whatever the values; per decision (Precup, Sutton and Singh, Eligibility traces for off-policy policy evaluation,
+    2000), states are weighted as mu visits them; per trajectory the gradient is grad J itself, at the price of a
+    variance that grows with length. A_t holds its ratios: the surrogate must not weigh it by pi/mu again.
+    """
+    if level not in ("decision", "trajectory"):
+        raise NovaError(f"unknown level {level!r}", where="advantages.clipped_is", fix="'decision' or 'trajectory'")
+    steps = Steps.of(rewards, values, mask, bootstrap)
+    received = steps.reward + gamma * torch.where(steps.last, steps.next_value, 0.0)
+    if level == "decision":
+        weight = steps.ratio(logp, behavior_logp).clamp(min=rho_min, max=rho_max)
+        returns = accumulate(weight * received, gamma * weight)
+        return steps.spread(returns - weight * steps.value, returns)
+    whole = steps.log_ratio(logp, behavior_logp).sum(1, keepdim=True)
+    weight = whole.exp().clamp(min=rho_min, max=rho_max)
+    advantage = weight * (accumulate(received, gamma) - steps.value)
+    return steps.spread(advantage, advantage + steps.value)

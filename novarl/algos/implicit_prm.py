@@ -1,0 +1,48 @@
+"""Process rewards without process labels (https://arxiv.org/abs/2412.01981; online in PRIME, 2502.01456).
+
+A language model phi trained on outcomes alone, with the reward r(y) = beta log phi(y | x) / ref(y | x), also says how
+good each step was: the log-ratio of its tokens. With everything shaped [..., T], columns t = 0, 1, ... the tokens of
+an answer,
+
+    r_t = beta log phi(y_t | y_<t) / ref(y_t | y_<t)       reward of a token
+    Q_t = r_0 + ... + r_t = beta log E_ref[exp(r(y) / beta) | y_<=t]      the soft value of having said y_<=t
+    V_t = Q_(t-1), V_0 = 0                                  the soft value of the state before t
+
+so that r_t = Q_t - V_t, an advantage, and the sum of all is r(y). With phi = ref all of it is 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def token_rewards(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, beta: float) -> Tensor:
+    """r_t = beta (logp_t - ref_logp_t), 0 outside the mask; any shape, also the flat axis [N]. Differentiable."""
+    return torch.where(mask, beta * (logp - ref_logp), torch.zeros((), dtype=logp.dtype, device=logp.device))
+
+
+def outcome(rewards: Tensor) -> Tensor:
+    """r(y) = sum_t r_t: token rewards [..., T] -> [...]."""
+    return rewards.sum(-1)
+
+
+def q_values(rewards: Tensor) -> Tensor:
+    """Q_t = sum_{i <= t} r_i: token rewards [..., T] -> [..., T]. The last one is the outcome."""
+    return rewards.cumsum(-1)
+
+
+def state_values(rewards: Tensor) -> Tensor:
+    """V_t = Q_(t-1) = sum_{i < t} r_i: token rewards [..., T] -> [..., T]. The first one is 0."""
+    return rewards.cumsum(-1).roll(1, -1).index_fill(-1, torch.zeros(1, dtype=torch.int64, device=rewards.device), 0.0)
+
+
+def step_rewards(rewards: Tensor, step: Tensor, *, count: int) -> Tensor:
+    """Rewards of steps [..., K = count]: the sum of the token rewards [..., T] of each. They add up to the outcome.
+
+    `step` [..., T] int64 says which step of its answer, from 0, a token belongs to; where it is negative the token is
+    in none. RuntimeError: a step of `count` or above.
+    """
+    inside = step >= 0
+    totals = rewards.new_zeros(*rewards.shape[:-1], count)
+    return totals.scatter_add(-1, step.clamp(min=0), torch.where(inside, rewards, torch.zeros_like(rewards)))

@@ -1,0 +1,47 @@
+"""What moves by itself during a run, from the configuration: controllers, constraints, objectives, step guards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from novarl.algos.controllers import Fixed
+from novarl.algos.objectives import Objective, Objectives
+from novarl.build.coefficients import constraints, kl_controller
+from novarl.learn.governor import Governor
+from novarl.learn.guard import StepGuard
+
+if TYPE_CHECKING:
+    from novarl.build.resolve import RLPlan
+    from novarl.config.tree import RLConfig
+
+
+def build_governor(config: RLConfig, plan: RLPlan) -> Governor:
+    """Coefficients, and what moves them; `resolve_rl` has checked that they can."""
+    row = plan.algorithm
+    return Governor(
+        kl=kl_controller(config, row),
+        entropy=Fixed(coef=row.entropy_coef, max_coef=max(row.entropy_coef, 1.0)),
+        in_loss=row.kl_type == "loss",
+        unit=config.kl.unit,
+        constraints=constraints(config),
+        objectives=_objectives(config),
+    )
+
+
+def _objectives(config: RLConfig) -> Objectives | None:
+    section = config.multi_objective
+    if not section.enabled:
+        return None
+    specs = [
+        Objective(name, spec.direction, weight=spec.weight, ideal=spec.ideal)
+        for name, spec in section.objectives.items()
+    ]
+    return Objectives(specs, section.method, mu=section.mu, rho=section.rho, beta=section.beta)
+
+
+def build_guard(config: RLConfig) -> StepGuard | None:
+    """The hard modes of a KL constraint."""
+    section = config.constraint_optimization
+    if not section.enabled or section.mode not in ("early_stop", "rollback") or section.kl_constraint is None:
+        return None
+    return StepGuard(section.mode, section.kl_constraint)

@@ -1,0 +1,235 @@
+"""From an algorithm's row and a configuration to the row that a run has, and the refusal of what contradicts itself.
+
+This module loads no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from novarl.algos.named import CLIPS, COMPARING, TEMPORAL, Algorithm
+from novarl.config.tree import RLConfig
+from novarl.core.errors import NovaError
+
+READERS: dict[str, tuple[str, ...]] = {
+    "ema_beta": ("ema",),
+    "constant": ("constant",),
+    "n": ("n_step",),
+    "gamma": (*TEMPORAL, "prime"),
+    "lam": ("gae", "vtrace", "retrace", "td_lambda"),
+    "rho_max": ("vtrace", "clipped_is"),
+    "c_max": ("vtrace", "retrace"),
+    "values": TEMPORAL,
+    "bootstrap_truncated": TEMPORAL,
+}
+"""Which estimators look at a key of `adv`."""
+WEIGHED: tuple[str, ...] = ("vtrace", "clipped_is")
+"""Estimators whose advantage of a token already has the token's own pi_old / mu in it."""
+
+
+def merge(row: Algorithm, config: RLConfig) -> Algorithm:
+    """The algorithm's row with the parts that the configuration names put in their places."""
+    changes = _merge_credit(row, config) | _merge_surrogate(row, config)
+    if config.entropy.coef is not None:
+        changes["entropy_coef"] = config.entropy.coef
+    if config.loss.agg is not None:
+        changes["aggregation"] = config.loss.agg
+    if config.dynamic_sampling.enabled is not None:
+        changes["dynamic_sampling"] = config.dynamic_sampling.enabled
+    if config.kl.type is not None or config.kl.coef is not None or config.kl.estimator is not None:
+        changes |= _merge_kl(row, config)
+    merged = _adapted(replace(row, **changes), config)
+    _check_credit(merged, config)
+    _check_kl(merged, config)
+    return merged
+
+
+def constrains_kl(config: RLConfig) -> bool:
+    """Whether KL to the reference has a price that moves by itself."""
+    bound = config.constraint_optimization
+    return bound.enabled and bound.mode in ("lagrangian", "penalty") and bound.kl_constraint is not None
+
+
+def _adapted(merged: Algorithm, config: RLConfig) -> Algorithm:
+    """The row with a place and a beginning for a KL coefficient that moves by itself."""
+    adaptive = config.adaptive_kl
+    if adaptive.enabled and merged.kl_type is None:
+        raise NovaError(
+            f"algo={merged.name} has no KL term whose coefficient could adapt",
+            where="adaptive_kl.enabled",
+            fix="add kl.type=loss, reward or advantage",
+        )
+    if adaptive.enabled and constrains_kl(config):
+        raise NovaError(
+            "a controller and a constraint would both move the KL coefficient",
+            where="adaptive_kl.enabled",
+            fix="use one of them",
+        )
+    if adaptive.enabled and adaptive.initial_coef is not None:
+        merged = replace(merged, kl_coef=adaptive.initial_coef)
+    if adaptive.enabled and merged.kl_coef == 0:
+        raise NovaError(
+            "a coefficient that starts at 0 stays at 0, since it is adapted by factors",
+            where="adaptive_kl.initial_coef",
+            fix="start above 0",
+        )
+    if constrains_kl(config) and merged.kl_type is None:
+        merged = replace(merged, kl_type="loss", kl_estimator=config.kl.estimator or "k2", kl_coef=0.0)
+    return merged
+
+
+def _merge_credit(row: Algorithm, config: RLConfig) -> dict[str, Any]:
+    adv = config.adv
+    changes: dict[str, Any] = {}
+    estimator = adv.estimator or row.estimator
+    if adv.estimator is not None and adv.estimator != row.estimator:
+        changes |= {"estimator": estimator, "norm_std": row.norm_std and estimator == "group", "whiten": False}
+        changes |= {"process": estimator == "prime", "values": row.values if estimator in TEMPORAL else None}
+        if estimator in TEMPORAL and row.values is None and estimator != "monte_carlo":
+            changes["values"] = "critic"
+    for name in ("norm_std", "whiten", "gamma", "lam", "values"):
+        if getattr(adv, name) is not None:
+            changes[name] = getattr(adv, name)
+    return changes
+
+
+def _merge_surrogate(row: Algorithm, config: RLConfig) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    surrogate = config.loss.surrogate or row.surrogate
+    if surrogate != row.surrogate:
+        low, high = CLIPS.get(surrogate, CLIPS["ppo_clip"])
+        changes |= {"surrogate": surrogate, "clip_low": low, "clip_high": high}
+    if config.clip.low is None and config.clip.high is None:
+        return changes
+    several = (config.updates_per_rollout or row.updates_per_rollout) > 1
+    if surrogate in ("gpg", "sapo") or (surrogate == "reinforce" and (config.loss.surrogate or not several)):
+        raise NovaError(
+            f"loss.surrogate={surrogate} has no ratio to clip"
+            if config.loss.surrogate
+            else f"algo={row.name} has no ratio to clip",
+            where="clip",
+            fix="use loss.surrogate=ppo_clip, or algo=ppo_clip, grpo or dapo",
+        )
+    if surrogate == "reinforce":
+        changes["surrogate"] = "ppo_clip"
+    low, high = changes.get("clip_low", row.clip_low), changes.get("clip_high", row.clip_high)
+    if config.clip.low is not None:
+        low = high = config.clip.low
+    return changes | {"clip_low": low, "clip_high": high if config.clip.high is None else config.clip.high}
+
+
+def _merge_kl(row: Algorithm, config: RLConfig) -> dict[str, Any]:
+    kind = config.kl.type or row.kl_type
+    adaptive = config.adaptive_kl
+    coef = config.kl.coef if config.kl.coef is not None else row.kl_coef
+    if adaptive.enabled and adaptive.initial_coef is not None:
+        coef = adaptive.initial_coef
+    if coef and kind is None:
+        raise NovaError(
+            f"kl.coef={coef:g} without a place for it, and algo={row.name} has none",
+            where="kl.type",
+            fix="add kl.type=loss, reward or advantage",
+        )
+    if config.kl.type is not None and config.kl.coef is None and not coef and not constrains_kl(config):
+        raise NovaError(
+            f"kl.type={kind} with coefficient 0 does nothing",
+            where="kl.coef",
+            fix="set kl.coef above 0, or leave kl.type out",
+        )
+    same_place = kind == row.kl_type
+    estimator = config.kl.estimator or (row.kl_estimator if same_place else "k2" if kind == "loss" else "k1")
+    return {"kl_type": kind, "kl_coef": coef, "kl_estimator": estimator}
+
+
+def _check_credit(merged: Algorithm, config: RLConfig) -> None:
+    adv, alone = config.adv, config.responses_per_prompt == 1
+    if alone and merged.estimator in COMPARING:
+        raise NovaError(
+            f"algo={merged.name} compares the answers to one prompt, and with one answer there is nothing to compare",
+            where="responses_per_prompt",
+            fix="use 2 or more, or algo=reinforce adv.estimator=mean",
+        )
+    if alone and merged.dynamic_sampling:
+        raise NovaError(
+            "with one answer a prompt no group varies, and all would be dropped",
+            where="dynamic_sampling.enabled",
+            fix="use responses_per_prompt=2 or more, or dynamic_sampling.enabled=false",
+        )
+    if merged.estimator != "group" and merged.norm_std:
+        raise NovaError(
+            f"adv.estimator={merged.estimator} has no group whose deviation to divide by",
+            where="adv.norm_std",
+            fix="use adv.estimator=group, or adv.whiten=true",
+        )
+    for name, readers in READERS.items():
+        default = type(adv).model_fields[name].default
+        if getattr(adv, name) != default and merged.estimator not in readers:
+            raise NovaError(
+                f"adv.estimator={merged.estimator} does not read it",
+                where=f"adv.{name}",
+                fix=f"use adv.estimator={readers[0]}, or leave it out",
+            )
+    if merged.values == "continuations" and merged.estimator != "gae":
+        raise NovaError(
+            f"continuations give values to steps, and adv.estimator={merged.estimator} wants them for tokens",
+            where="adv.values",
+            fix="use adv.estimator=gae, or adv.values=critic",
+        )
+    if adv.bootstrap_truncated and merged.values != "critic":
+        raise NovaError(
+            "only a critic knows what an answer is worth where it was cut off",
+            where="adv.bootstrap_truncated",
+            fix="use adv.values=critic, or leave it out",
+        )
+    for key in ("type", "tis_max"):
+        if getattr(config.correction, key) is not None and merged.estimator in WEIGHED:
+            raise NovaError(
+                f"adv.estimator={merged.estimator} has weighed each token by pi_old / mu, and would weigh it twice",
+                where=f"correction.{key}",
+                fix="leave it out, or use adv.estimator=gae",
+            )
+    for section, used, fix in (
+        ("critic", merged.values == "critic", "use algo=ppo, or leave it out"),
+        ("vine", merged.values == "continuations", "use algo=vineppo, or leave it out"),
+        ("prime", merged.process, "use algo=prime, or leave it out"),
+    ):
+        if not used and getattr(config, section) != type(getattr(config, section))():
+            raise NovaError(f"algo={merged.name} has nothing that would read it", where=section, fix=fix)
+
+
+def _check_kl(merged: Algorithm, config: RLConfig) -> None:
+    if merged.kl_type == "loss" and merged.kl_estimator == "k1":
+        raise NovaError(
+            "k1 as a loss has zero gradient on average", where="kl.estimator", fix="use k2 or k3, or kl.type=reward"
+        )
+    if config.kl.corrected and merged.kl_type != "loss":
+        raise NovaError(
+            "only KL as a loss has a gradient to correct", where="kl.corrected", fix="use kl.type=loss, or leave it out"
+        )
+    if config.kl.estimator is not None and merged.kl_type is None:
+        raise NovaError(
+            f"algo={merged.name} has no KL term to estimate",
+            where="kl.estimator",
+            fix="add kl.type and kl.coef, or leave it out",
+        )
+    if config.kl.unit == "sequence" and config.constraint_optimization.enabled and not constrains_kl(config):
+        bound = config.constraint_optimization
+        if bound.kl_constraint is not None:
+            raise NovaError(
+                f"mode={bound.mode} measures how far an update moved the policy for each token, not each answer",
+                where="kl.unit",
+                fix="leave it out, and give kl_constraint in nats per token",
+            )
+    objectives = config.multi_objective.objectives if config.multi_objective.enabled else {}
+    for used, what in (
+        (merged.kl_coef > 0, f"the penalty of algo={merged.name} would do nothing"),
+        (constrains_kl(config), "no bound on it would ever be broken"),
+        ("kl" in objectives, "it is no objective"),
+    ):
+        if used and config.kl.reference == "tie":
+            raise NovaError(
+                f"the policy tied to itself has KL 0: {what}",
+                where="kl.reference",
+                fix="use kl.reference=start or ema, or leave KL out of the run",
+            )

@@ -1,0 +1,218 @@
+"""An algorithm in words: credit, values, loss, and what moves by itself during a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from novarl.config.adapting import AdaptiveKL
+from novarl.config.tree import RLConfig
+
+AGAINST = {
+    "group": "the mean of its prompt's responses",
+    "leave_one_out": "the mean of its prompt's other responses",
+    "reinforce_pp": "the mean of its prompt's responses",
+    "opo": "the mean of its prompt's responses, weighed by their lengths",
+    "none": "nothing",
+    "mean": "the mean of the batch",
+    "ema": "the moving average of past rewards",
+    "scst": "the greedy response to its prompt",
+    None: "what the algorithm says",
+}
+OVER_TIME = {
+    "gae": "GAE",
+    "vtrace": "V-trace",
+    "retrace": "Retrace",
+    "td_lambda": "TD(lambda)",
+    "n_step": "returns of several steps",
+    "clipped_is": "returns with clipped importance weights",
+    "monte_carlo": "whole returns",
+}
+SURROGATES = {
+    "reinforce": "advantage times log-probability",
+    "ppo_clip": "the clipped ratio",
+    "dual_clip": "the ratio, clipped twice",
+    "gspo": "the clipped ratio of whole answers",
+    "cispo": "log-probability weighed by the cut ratio",
+    "gpg": "advantage times log-probability, scaled to the groups that vary",
+    "sapo": "the ratio behind a soft gate",
+}
+MEANS = {
+    "token": "mean over tokens",
+    "sequence": "mean over answers of their means",
+    "constant": "sum over tokens, divided by a constant",
+}
+CORRECTIONS = {
+    "token": "each token's loss is weighed by pi_old / mu, at most {most:g}",
+    "sequence": "each answer's loss is weighed by its pi_old / mu, at most {most:g}",
+    "icepop": "tokens whose pi_old / mu lies outside [{low:g}, {high:g}] are left out",
+    "sequence_mask": "answers whose pi_old / mu lies outside [{low:g}, {high:g}] are left out",
+}
+REFERENCES = {
+    "start": "the policy as it was when reinforcement began",
+    "ema": "a moving average of the policy",
+    "tie": "the policy itself",
+}
+CONSTRAINTS = {
+    "lagrangian": "by a multiplier that grows while the bound is broken",
+    "penalty": "by a price in proportion to how far the bound is broken",
+    "early_stop": "by leaving out the rest of a rollout's updates",
+    "rollback": "by shortening or undoing the update that breaks it",
+}
+
+
+def algorithm(config: RLConfig) -> list[str]:
+    """Sentences on what is learnt from a step's answers; only on the parts that the run has."""
+    parts = (_credit(config), _values(config), _process(config), _loss(config), _correction(config), _kl(config))
+    return [line for line in (*parts, _controller(config), _constraint(config), _objectives(config)) if line]
+
+
+def unread(config: RLConfig) -> list[str]:
+    """The sections that nothing in the run reads, once the algorithm has filled in what it decides."""
+    if config.adv.estimator is None:
+        return []
+    used = {
+        "critic": config.adv.values == "critic",
+        "vine": config.adv.values == "continuations",
+        "prime": config.adv.estimator == "prime",
+    }
+    return [section for section, reads in used.items() if not reads]
+
+
+def _credit(config: RLConfig) -> str:
+    adv = config.adv
+    spread = ", divided by their standard deviation" if adv.norm_std else ""
+    whole = "; whitened over all tokens" if adv.whiten else ""
+    if adv.estimator in OVER_TIME:
+        known = (("gamma", adv.gamma), ("lambda", adv.lam), ("n", adv.n if adv.estimator == "n_step" else None))
+        options = ", ".join(f"{name} {value:g}" for name, value in known if value is not None)
+        return f"Credit: {OVER_TIME[adv.estimator]} over the tokens of an answer, {options}{whole}."
+    if adv.estimator == "prime":
+        return f"Credit: the outcome and the rewards of tokens, both less those of the prompt's other responses{whole}."
+    if adv.estimator is not None and adv.estimator.rpartition(":")[0]:
+        return f"Credit: the advantages that {adv.estimator} gives{whole}."
+    against = f"{adv.constant:g}" if adv.estimator == "constant" else AGAINST[adv.estimator]
+    return f"Credit: a reward compared with {against}{spread}{whole}."
+
+
+def _values(config: RLConfig) -> str | None:
+    critic, vine = config.critic, config.vine
+    if config.adv.values == "continuations":
+        end = "every token is a step" if not vine.split else f"a step ends with {vine.split!r}"
+        return (
+            f"Values: the mean reward of {vine.samples} fresh continuations from the beginning of each step of an "
+            f"answer; {end}, {vine.max_steps} steps at most."
+        )
+    if config.adv.values != "critic":
+        return None
+    clip = f", its values clipped to moves of {critic.clip:g}" if critic.clip else ""
+    if critic.shared:
+        return f"Values: a critic on the policy's trunk, learnt with it at weight {critic.coef:g}{clip}."
+    rate = f" at learning rate {critic.lr:g}" if critic.lr else ""
+    often = critic.updates_per_rollout
+    updates = f", {often} update{'s' * (often > 1)} a step" if often else ""
+    warm = f"; it alone learns until step {critic.warmup_steps} is done" if critic.warmup_steps else ""
+    return f"Values: a critic of its own, learnt{rate}{updates}{clip}{warm}."
+
+
+def _process(config: RLConfig) -> str | None:
+    if config.adv.estimator != "prime":
+        return None
+    rate = f", at learning rate {config.prime.lr:g}" if config.prime.lr else ""
+    return (
+        f"Rewards of tokens: {config.prime.beta:g} x (log model - log reference), the model learnt from outcomes "
+        f"(right from {config.prime.threshold:g} up){rate}."
+    )
+
+
+def _loss(config: RLConfig) -> str:
+    surrogate = SURROGATES.get(config.loss.surrogate or "", config.loss.surrogate or "what the algorithm says")
+    clip = (
+        f"; ratios stay within [1 - {config.clip.low:g}, 1 + {config.clip.high:g}]"
+        if config.clip.low and config.clip.high
+        else ""
+    )
+    bonus = f"; {config.entropy.coef:g} x entropy as a bonus" if config.entropy.coef else ""
+    mean = f"; {MEANS[config.loss.agg]}" if config.loss.agg else ""
+    return f"Loss: {surrogate}{clip}{bonus}{mean}."
+
+
+def _correction(config: RLConfig) -> str | None:
+    section = config.correction
+    if section.type is None:
+        return None
+    words = CORRECTIONS[section.type].format(most=section.tis_max or 0.0, low=section.low, high=section.high)
+    return f"Correction: {words}."
+
+
+def _kl(config: RLConfig) -> str:
+    kl = config.kl
+    if config.kl.coef and config.kl.type:
+        corrected = ", times pi / pi_old" if kl.corrected else ""
+        what = f"{kl.coef:g} x KL ({kl.estimator}) as {kl.type}{corrected}"
+    elif config.kl.type:
+        what = f"KL ({kl.estimator or 'as the algorithm says'}) as {kl.type}, at a price that begins at 0"
+    elif kl.reference == "start":
+        return "KL: no KL penalty."
+    else:
+        what = "measured, without a penalty"
+    decay = f" (weight of the past {kl.ema_decay:g})" if kl.reference == "ema" else ""
+    return f"KL: {what}; to {REFERENCES.get(kl.reference, kl.reference)}{decay}."
+
+
+def _controller(config: RLConfig) -> str | None:
+    section = config.adaptive_kl
+    if not section.enabled:
+        return None
+    kind, start = section.controller_type, section.initial_coef or config.kl.coef
+    begin = f" from {start:g}" if start else ""
+    bounds = f", within [{section.min_coef or 0.0:g}, {section.max_coef:g}]" if section.max_coef is not None else ""
+    gains = ", ".join(_gains(section))
+    settings = f" ({gains})" if gains else ""
+    if kind == "fixed":
+        return f"KL coefficient: stays at {start or 0.0:g}."
+    if kind == "schedule":
+        return f"KL coefficient: follows a schedule{begin}{bounds}{settings}, whatever KL is."
+    return (
+        f"KL coefficient: {kind} moves it{begin} so that KL is {section.target_kl:g} nats per {_unit(config)}"
+        f"{bounds}{settings}."
+    )
+
+
+def _gains(section: AdaptiveKL) -> Iterator[str]:
+    """The settings of the controller's own."""
+    general = ("enabled", "controller_type", "target_kl", "initial_coef", "min_coef", "max_coef")
+    for name, value in section.model_dump(exclude_none=True).items():
+        if name not in general:
+            yield f"{name} {value if isinstance(value, str) else format(value, 'g')}"
+
+
+def _constraint(config: RLConfig) -> str | None:
+    section = config.constraint_optimization
+    if not section.enabled:
+        return None
+    of_step = section.mode in ("early_stop", "rollback")
+    whom = "the policy that sampled" if of_step else "the reference"
+    bounds = []
+    if section.kl_constraint is not None:
+        unit = "token" if of_step else _unit(config)
+        bounds.append(f"KL to {whom} at most {section.kl_constraint:g} nats per {unit}")
+    if section.entropy_constraint is not None:
+        bounds.append(f"entropy at least {section.entropy_constraint:g} nats per token")
+    if section.entropy_fraction is not None:
+        bounds.append(f"entropy at least {section.entropy_fraction:g} of what it is at first")
+    return f"Constraints: {' and '.join(bounds)}, {CONSTRAINTS[section.mode]}."
+
+
+def _objectives(config: RLConfig) -> str | None:
+    section = config.multi_objective
+    if not section.enabled:
+        return None
+    found = ", ".join(
+        f"{'more' if spec.direction == 'max' else 'less'} {name} (weight {spec.weight:g})"
+        for name, spec in section.objectives.items()
+    )
+    return f"Objectives: {found}; combined by {section.method}, each in units of its standard deviation."
+
+
+def _unit(config: RLConfig) -> str:
+    return "answer" if config.kl.unit == "sequence" else "token"

@@ -1,0 +1,263 @@
+"""From rows to preferences: which column holds which side, and whether a row says what is better.
+
+| rows | columns |
+|---|---|
+| pairs, the prompt apart | `prompt` (text or messages) or `messages`, and `chosen`, `rejected`: text or messages |
+| pairs that begin alike | `chosen`, `rejected`: messages, text, or a transcript in one string |
+| labelled answers | `prompt`, `completion` (or `response`), `label`: true or false |
+| labelled texts | `text`, `label`: true or false, 1 or 0, positive or negative |
+
+A transcript is "\\n\\nHuman: ... \\n\\nAssistant: ..."; all but its last answer is prompt. Pairs may have a `margin`, a
+number from 0. Any other names are given by keys. The format is read off the first rows; every row is then held to it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Message
+from novarl.data.formats import Refused, cell, columns_seen, messages_of, row_value, turns_of
+from novarl.data.sources import RawRow
+from novarl.data.textual import json_kind
+
+LABELS = {
+    **dict.fromkeys(("true", "1", "1.0", "yes", "positive", "pos", "good"), 1.0),
+    **dict.fromkeys(("false", "0", "0.0", "no", "negative", "neg", "bad"), 0.0),
+}
+"""What a label may be, in any case of letters."""
+_SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+@dataclass(frozen=True, slots=True)
+class PairColumns:
+    """The columns that hold a row's parts; as asked for by the user's keys, or as detected."""
+
+    chosen: str | None = None
+    rejected: str | None = None
+    prompt: str | None = None
+    messages: str | None = None
+    completion: str | None = None
+    text: str | None = None
+    label: str | None = None
+    margin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairExample:
+    """One usable pair: both sides as conversations, whose first `context` messages are the prompt they share."""
+
+    id: str
+    chosen: tuple[Message, ...]
+    rejected: tuple[Message, ...]
+    context: int
+    margin: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledExample:
+    """One usable labelled row: a conversation of which the first `context` messages are the prompt, or a plain text."""
+
+    id: str
+    messages: tuple[Message, ...]
+    context: int
+    label: float
+    plain: bool
+
+
+def detect_pairs(rows: Sequence[RawRow], *, keys: PairColumns, where: str, labels: bool) -> PairColumns:
+    """The columns to read, from the user's `keys` and the first rows; with `labels` also those of labelled rows.
+
+    NovaError: no format fits, two do, the keys contradict each other, or a key names a column that no row has.
+    """
+    if keys.messages is not None and keys.prompt is not None:
+        raise NovaError("messages_key and prompt_key exclude each other", where=where, fix="keep one of them")
+    present, names = columns_seen(rows, asdict(keys), where=where)
+
+    def named(part: str, *usual: str) -> str | None:
+        asked: str | None = getattr(keys, part)
+        return asked or next((name for name in usual if name in present), None)
+
+    found: list[PairColumns] = []
+    chosen, rejected = named("chosen", "chosen"), named("rejected", "rejected")
+    if chosen and rejected:
+        found += _prompts(chosen, rejected, keys, present)
+    label = named("label", "label")
+    if labels and label and keys.chosen is None and keys.rejected is None:
+        text = named("text", "text")
+        prompt, completion = named("prompt", "prompt"), named("completion", "completion", "response")
+        if text and keys.prompt is None and keys.completion is None:
+            found.append(PairColumns(text=text, label=label))
+        if prompt and completion and keys.text is None:
+            found.append(PairColumns(prompt=prompt, completion=completion, label=label))
+        if keys.label is not None:
+            found = [columns for columns in found if columns.label]
+    if len(found) == 1:
+        return found[0]
+    what = "no known format" if not found else "more than one format"
+    fix = "set chosen_key and rejected_key, and prompt_key or messages_key where the prompt stands apart"
+    more = "; or label_key and text_key, or prompt_key and completion_key" if labels else ""
+    hint = "" if labels or not label else "; rows with a label are for the losses kto, bce, implicit_ce, implicit_kto"
+    raise NovaError(f"{what} fits the columns: {names}", where=where, fix=fix + more + hint)
+
+
+def _prompts(chosen: str, rejected: str, keys: PairColumns, present: Sequence[str]) -> list[PairColumns]:
+    """Pairs of these two columns: one candidate for each column that may hold their prompt, one where none does."""
+    margin = "margin" if "margin" in present else None
+    if keys.prompt is not None or keys.messages is not None:
+        return [PairColumns(chosen, rejected, keys.prompt, keys.messages, margin=margin)]
+    apart = [PairColumns(chosen, rejected, prompt="prompt", margin=margin)] if "prompt" in present else []
+    if "messages" in present:
+        apart.append(PairColumns(chosen, rejected, messages="messages", margin=margin))
+    return apart or [PairColumns(chosen, rejected, margin=margin)]
+
+
+def pair_example(row: RawRow, columns: PairColumns) -> PairExample:
+    """The prompt that the sides share, and the two ways it goes on. Refused: they share none, are equal or empty."""
+    value = row_value(row)
+    assert columns.chosen is not None and columns.rejected is not None
+    sides = columns.chosen, columns.rejected
+    if columns.prompt is not None or columns.messages is not None:
+        chosen, rejected, context = _prompt_apart(value, sides, columns)
+    else:
+        first, second = cell(value, columns.chosen), cell(value, columns.rejected)
+        if isinstance(first, str) != isinstance(second, str):
+            raise Refused(columns.rejected, f"is {json_kind(second)}, where {columns.chosen} is {json_kind(first)}")
+        if not isinstance(first, str):
+            chosen, rejected = messages_of(first, columns.chosen), messages_of(second, columns.rejected)
+            context = _parting(chosen, rejected, columns.rejected)
+        elif first.strip() == second.strip():
+            raise Refused(columns.rejected, f"is equal to {columns.chosen}")
+        elif _SPEAKER.match(first) and _SPEAKER.match(second):
+            chosen, rejected = _transcript(first, columns.chosen), _transcript(second, columns.rejected)
+            context = len(chosen) - 1
+            if chosen[:-1] != rejected[:-1]:
+                raise Refused(
+                    columns.rejected, f"shares no prompt with {columns.chosen}: they differ before the answer"
+                )
+        else:
+            chosen, rejected = _texts(first, second, columns.rejected)
+            context = 1
+    if _bare(chosen) == _bare(rejected):
+        raise Refused(columns.rejected, f"is equal to {columns.chosen}")
+    for name, side in zip(sides, (chosen, rejected), strict=True):
+        _check_answer(side, context, name)
+    return PairExample(row.where, chosen, rejected, context, _margin(value, columns.margin))
+
+
+def labelled_example(row: RawRow, columns: PairColumns) -> LabelledExample:
+    """A prompt with an answer, or a text, and whether it is good."""
+    value = row_value(row)
+    assert columns.label is not None
+    if columns.text is not None:
+        text = cell(value, columns.text)
+        if not isinstance(text, str):
+            raise Refused(columns.text, f"must be a string, not {json_kind(text)}")
+        messages, context = turns_of(value, columns.text, "assistant"), 0
+    else:
+        assert columns.prompt is not None and columns.completion is not None
+        prompt = turns_of(value, columns.prompt, "user")
+        messages, context = prompt + turns_of(value, columns.completion, "assistant"), len(prompt)
+        _check_answer(messages, context, columns.completion)
+    return LabelledExample(row.where, messages, context, _label(value, columns.label), columns.text is not None)
+
+
+def _prompt_apart(
+    value: Mapping[str, Any], names: tuple[str, str], columns: PairColumns
+) -> tuple[tuple[Message, ...], tuple[Message, ...], int]:
+    """Both sides after the prompt of its own column; one that is repeated at the beginning of both is taken off."""
+    if columns.messages is not None:
+        prompt = messages_of(cell(value, columns.messages), columns.messages)
+    else:
+        assert columns.prompt is not None
+        prompt = turns_of(value, columns.prompt, "user")
+    chosen, rejected = (turns_of(value, name, "assistant") for name in names)
+    count = len(prompt)
+    if chosen[:count] == prompt == rejected[:count]:
+        return chosen, rejected, count
+    return prompt + chosen, prompt + rejected, count
+
+
+def _parting(chosen: Sequence[Message], rejected: Sequence[Message], name: str) -> int:
+    """How many messages two conversations share before their answers part."""
+    shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
+    if shared is None:  # one is the beginning of the other: they part at the last answer that both have
+        shorter = min(len(chosen), len(rejected))
+        shared = shorter - 1
+    if shared == 0:
+        raise Refused(name, "shares no prompt with the chosen side: their first messages differ")
+    return shared
+
+
+def _transcript(text: str, name: str) -> tuple[Message, ...]:
+    """ "\\n\\nHuman: ... \\n\\nAssistant: ..." as messages. A turn of which nothing is left is refused."""
+    _, *parts = _SPEAKER.split(text)
+    turns = [{"role": _ROLES[who], "content": said.strip()} for who, said in zip(parts[::2], parts[1::2], strict=True)]
+    for index, turn in enumerate(turns):
+        if not turn["content"]:
+            which = "the answer" if index == len(turns) - 1 else f"turn {index + 1}"
+            raise Refused(name, f"{which} is empty")
+    return tuple(turns)
+
+
+def _texts(chosen: str, rejected: str, name: str) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Two texts as a prompt and two answers: the prompt is the whole words that both begin with."""
+    same = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
+    shared = chosen[:same] if same is not None else min(chosen, rejected, key=len)
+    gap = max((match.start() for match in re.finditer(r"(?<=\S)\s", shared)), default=0)
+    if gap == 0:
+        raise Refused(name, "shares no prompt with the chosen side: they do not begin with the same words")
+    prompt = {"role": "user", "content": shared[:gap]}
+    first, second = ((prompt, {"role": "assistant", "content": side[gap:]}) for side in (chosen, rejected))
+    return first, second
+
+
+def _bare(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages without the white space around them, which is no difference worth learning."""
+    return [{**message, "content": message["content"].strip()} for message in messages]
+
+
+def _check_answer(messages: Sequence[Message], context: int, name: str) -> None:
+    """Refuse a side whose prompt is not one, or that holds no answer to it."""
+    prompt, answer = messages[:context], messages[context:]
+    if messages[0]["role"] == "assistant":
+        raise Refused(name, "an assistant turn comes first, with nothing to answer")
+    if prompt[-1]["role"] == "assistant":
+        raise Refused(name, "the prompt ends with an assistant turn")
+    if not answer or answer[0]["role"] != "assistant":
+        raise Refused(name, "does not go on with an assistant turn after the prompt")
+    if answer[-1]["role"] != "assistant":
+        raise Refused(name, "does not end with an assistant turn")
+    if any(not turn["content"].strip() and not turn.get("tool_calls") for turn in answer):
+        raise Refused(name, "the answer is empty")
+
+
+def _margin(value: Mapping[str, Any], name: str | None) -> float | None:
+    if name is None or value.get(name) is None:
+        return None
+    given = value[name]
+    try:
+        number = math.nan if isinstance(given, bool) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0.0 <= number < math.inf:
+        raise Refused(name, f"must be a number from 0, not {_short(given)}")
+    return number
+
+
+def _label(value: Mapping[str, Any], name: str) -> float:
+    given = cell(value, name)
+    known = LABELS.get(str(given).strip().lower()) if isinstance(given, bool | int | float | str) else None
+    if known is None:
+        raise Refused(name, f"must be true or false, 1 or 0, positive or negative, not {_short(given)}")
+    return known
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,179 @@
+"""Pairs and labelled answers: from rows to tokens, and from tokens to batches.
+
+A pair is one trajectory of two sequences, the chosen one first, so that no division into micro-batches or over ranks
+ever parts them. A pair's reward is its margin (0 where it has none), a labelled sequence's its label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from novarl.core.types import Batch, Message, Sequence, Tokenizer
+from novarl.data.dataset import OnLong, Report, RowCounts, Source, as_sequence, check_limits, load_rows, open_rows
+from novarl.data.formats import Refused
+from novarl.data.pack import pack_sequences
+from novarl.data.pair_formats import LabelledExample, PairColumns, detect_pairs, labelled_example, pair_example
+from novarl.data.render import Rendered, render_sft
+from novarl.data.sources import RawRow
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to one prompt, the first one preferred; `margin` says by how much, where the row says so."""
+
+    id: str
+    chosen: Sequence
+    rejected: Sequence
+    margin: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """An answer, or a whole text (`plain`), that is good (label 1.0) or bad (0.0)."""
+
+    id: str
+    sequence: Sequence
+    label: float
+    plain: bool = False
+
+
+def pack_pairs(pairs: Seq[Pair], *, dtype: torch.dtype = torch.float32) -> Batch:
+    """Trajectory and group r of the batch is `pairs[r]`: sequence 2r its chosen side, 2r + 1 its rejected side."""
+    batch = pack_sequences([side for pair in pairs for side in (pair.chosen, pair.rejected)], dtype=dtype)
+    group = torch.arange(len(pairs))
+    return replace(
+        batch,
+        traj=group.repeat_interleave(2),
+        group=group,
+        reward=torch.tensor([pair.margin or 0.0 for pair in pairs], dtype=dtype),
+        rewards=batch.rewards[: len(pairs)],
+        truncated=batch.truncated[: len(pairs)],
+        baseline=batch.baseline[: len(pairs)],
+    )
+
+
+def pack_labelled(rows: Seq[Labelled], *, dtype: torch.dtype = torch.float32) -> Batch:
+    """Trajectory and group r of the batch is `rows[r]`, whose label is its reward."""
+    batch = pack_sequences([row.sequence for row in rows], dtype=dtype)
+    return replace(batch, reward=torch.tensor([row.label for row in rows], dtype=dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How rows become tokens: as in `dataset.load_sft`, whose limits and reports these are.
+
+    Where a side has more than `max_length` tokens, the prompt loses its beginning (but keeps half of `max_length`) and
+    then the answer its tail; a text loses its tail. A row is refused where nothing of an answer is left, where both
+    sides are then equal, and with `on_long="refuse"` in any case.
+    """
+
+    tokenizer: Tokenizer
+    max_length: int
+    on_long: OnLong = "truncate"
+    apply_chat_template: bool = True
+    max_bad_rows: float = 0.01
+    report: Report | None = None
+    keys: PairColumns = field(default_factory=PairColumns)
+
+
+def load_pairs(source: Source, reading: Reading, *, split: str | None = None) -> tuple[list[Pair], RowCounts]:
+    """The pairs of a data set, in its order; trained are the tokens of the answers. NovaError as in `load_sft`."""
+    check_limits(reading.max_length, reading.max_bad_rows)
+    rows, where = open_rows(source, split)
+    columns = detect_pairs(rows, keys=reading.keys, where=where, labels=False)
+
+    def build(row: RawRow) -> tuple[list[Pair], bool]:
+        pair, cut = _pair(row, columns, reading)
+        return [pair], cut
+
+    return load_rows(rows, build, max_bad_rows=reading.max_bad_rows, report=reading.report, where=where)
+
+
+def load_labelled(
+    source: Source, reading: Reading, *, split: str | None = None
+) -> tuple[list[tuple[Labelled, ...]], RowCounts]:
+    """The labelled answers or texts of a data set, those of one row together; trained is the answer, or the whole text.
+
+    A row with two sides gives two: what is chosen is good, what is rejected is bad. NovaError as in `load_sft`.
+    """
+    check_limits(reading.max_length, reading.max_bad_rows)
+    rows, where = open_rows(source, split)
+    columns = detect_pairs(rows, keys=reading.keys, where=where, labels=True)
+
+    def build(row: RawRow) -> tuple[list[tuple[Labelled, ...]], bool]:
+        if columns.label is None:
+            pair, cut = _pair(row, columns, reading)
+            good, bad = f"{pair.id}:{columns.chosen}", f"{pair.id}:{columns.rejected}"
+            return [(Labelled(good, pair.chosen, 1.0), Labelled(bad, pair.rejected, 0.0))], cut
+        example = labelled_example(row, columns)
+        sequence, cut = _labelled(example, columns, reading)
+        return [(Labelled(example.id, sequence, example.label, example.plain),)], cut
+
+    return load_rows(rows, build, max_bad_rows=reading.max_bad_rows, report=reading.report, where=where)
+
+
+def _pair(row: RawRow, columns: PairColumns, reading: Reading) -> tuple[Pair, bool]:
+    example = pair_example(row, columns)
+    assert columns.chosen is not None and columns.rejected is not None
+    names = columns.chosen, columns.rejected
+    sides = zip(names, (example.chosen, example.rejected), strict=True)
+    (chosen, rejected), cut = _fit(
+        [_rendered(side, example.context, name, reading) for name, side in sides], names, reading
+    )
+    if chosen.tokens == rejected.tokens:
+        within = f" within max_length={reading.max_length}" if cut else ""
+        raise Refused(columns.rejected, f"is equal to {columns.chosen}{within}")
+    return Pair(example.id, chosen, rejected, example.margin), cut
+
+
+def _labelled(example: LabelledExample, columns: PairColumns, reading: Reading) -> tuple[Sequence, bool]:
+    if not example.plain:
+        name = columns.completion or ""
+        (sequence,), cut = _fit([_rendered(example.messages, example.context, name, reading)], (name,), reading)
+        return sequence, cut
+    ((tokens, mask),) = render_sft(reading.tokenizer, example.messages, apply_chat_template=False)
+    long = len(tokens) > reading.max_length
+    if long:
+        _refuse_long(len(tokens), columns.text or "", reading)
+        # A text that was cut ends like one that was not: its end token is where a classifier reads it.
+        tokens = (*tokens[: reading.max_length - 1], tokens[-1])
+    if len(tokens) < 2:
+        raise Refused(columns.text or "", f"no token to learn lies within max_length={reading.max_length}")
+    return as_sequence((tokens, mask[: len(tokens)])), long
+
+
+def _rendered(messages: Seq[Message], context: int, name: str, reading: Reading) -> Rendered:
+    """One side as tokens and mask."""
+    rendered = render_sft(reading.tokenizer, messages, context=context, apply_chat_template=reading.apply_chat_template)
+    if len(rendered) > 1:
+        raise Refused(name, "the chat template rewrites earlier turns of the answer: give it the last turn only")
+    return rendered[0]
+
+
+def _fit(sides: Seq[Rendered], names: Seq[str], reading: Reading) -> tuple[list[Sequence], bool]:
+    """Answers to one prompt within `max_length`, and whether anything was cut off.
+
+    The prompt loses its beginning, for all sides alike so that they still share it, but keeps half of `max_length`;
+    whatever is then still too long loses its tail.
+    """
+    most = reading.max_length
+    longest = max(len(tokens) for tokens, _ in sides)
+    if longest <= most:
+        return [as_sequence(side) for side in sides], False
+    _refuse_long(longest, names[-1], reading)
+    prompt = min(mask.index(True) for _, mask in sides)
+    kept = max(most - (longest - prompt), most // 2, 1)
+    begin = max(0, prompt - kept)
+    cut = [(tokens[begin : begin + most], mask[begin : begin + most]) for tokens, mask in sides]
+    for name, (_, mask) in zip(names, cut, strict=True):
+        if not any(mask[1:]):
+            raise Refused(name, f"no token of the answer lies within max_length={most}")
+    return [as_sequence(side) for side in cut], True
+
+
+def _refuse_long(count: int, name: str, reading: Reading) -> None:
+    if reading.on_long == "refuse":
+        raise Refused(name, f"the row has {count} tokens, more than max_length={reading.max_length}")

@@ -1,0 +1,152 @@
+"""The critic: a model of the reward that is still to come, learnt beside the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from novarl.algos.values import explained_variance, value_loss
+from novarl.core.types import Batch, Credit, Record, Scored, Scores
+from novarl.data.pack import minibatches, select
+from novarl.distributed.ranks import Ranks
+from novarl.learn.ledger import Ledger
+from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
+from novarl.learn.plan import piece, plan, trajectory_of_tokens
+from novarl.models.forward import Layout
+from novarl.models.heads import ValueModel, token_values
+
+
+@dataclass(frozen=True, slots=True)
+class ValueScorer:
+    """A value model as the learner sees it; the counterpart of `Scorer`."""
+
+    model: ValueModel
+    layout: Layout = "auto"
+    compute_dtype: torch.dtype = torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.head.weight.device
+
+    def __call__(self, batch: Batch, positions: Tensor) -> Tensor:
+        """V [M] of the states that end at the flat `positions` [M]."""
+        return token_values(
+            self.model, batch, positions=positions, layout=self.layout, compute_dtype=self.compute_dtype
+        )
+
+    @torch.no_grad()
+    def values(self, batch: Batch, ranks: Ranks, budget: int, *, bootstrap: bool) -> tuple[Tensor, Tensor]:
+        """(V before each trained token [N], 0 elsewhere; V after each trajectory's last token [R], 0 unless
+        `bootstrap` and the trajectory was cut off by a limit), on the CPU, the same on every rank."""
+        before = torch.zeros_like(batch.behavior_logp)
+        after = torch.zeros_like(batch.reward)
+        for trajectories in plan(batch, ranks, budget):
+            part, index = piece(batch, trajectories, self.device)
+            chosen = part.mask.nonzero().flatten()
+            cut = part.truncated if bootstrap else torch.zeros_like(part.truncated)
+            owner = trajectory_of_tokens(part)
+            last = torch.zeros_like(part.group).scatter_reduce(
+                0, owner, torch.arange(owner.numel(), device=owner.device), "amax", include_self=False
+            )
+            found = self(part, torch.cat([part.prev[chosen], last])).to(before)
+            before[index[chosen.cpu()]] = found[: chosen.numel()]
+            after[torch.tensor(trajectories)] = found[chosen.numel() :] * cut.cpu()
+        ranks.sum_(before)
+        ranks.sum_(after)
+        return before, after
+
+
+@dataclass(frozen=True, slots=True)
+class CriticSettings:
+    """`passes`: into how many updates the critic goes through each minibatch of the policy's. `clip`: see `value_loss`.
+
+    `bootstrap`: a trajectory that a limit cut off is worth its value there. Off, a limit is part of the task: the
+    reward judged the text as it stands.
+    """
+
+    optim: OptimSettings
+    passes: int = 1
+    clip: float | None = None
+    bootstrap: bool = False
+
+
+class Critic:
+    """A separate value model with its own optimiser. A supplier of values."""
+
+    def __init__(self, scorer: ValueScorer, settings: CriticSettings, *, ranks: Ranks, budget: int) -> None:
+        self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
+        self.optimizer = Optimizer(scorer.model, settings.optim)
+
+    def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
+        """The scores with values in them."""
+        values, bootstrap = self.scorer.values(batch, self.ranks, self.budget, bootstrap=self.settings.bootstrap)
+        return replace(scores, values=values, bootstrap=bootstrap), {}
+
+    def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
+        """`passes` updates towards the returns, on disjoint parts of the minibatch; the last one's Record."""
+        assert scores.values is not None and credit.returns is not None
+        record = {
+            "explained_variance": explained_variance(scores.values, credit.returns, batch.mask).item(),
+            "value_mean": scores.values[batch.mask].mean().item(),
+            "return_mean": credit.returns[batch.mask].mean().item(),
+        }
+        for trajectories in minibatches(batch.group.tolist(), self.settings.passes, seed=self.optimizer.update):
+            part, index = select(batch, trajectories)
+            record |= self._update(part, scores.values[index], credit.returns[index])
+        return record
+
+    def _update(self, batch: Batch, old: Tensor, returns: Tensor) -> Record:
+        ledger, device = Ledger(), self.scorer.device
+        count = max(1, int(batch.mask.sum()))
+        for trajectories in plan(batch, self.ranks, self.budget):
+            part, index = piece(batch, trajectories, device)
+            chosen = part.mask.nonzero().flatten()
+            here = index[chosen.cpu()]
+            values = self.scorer(part, part.prev[chosen])
+            everywhere = torch.ones_like(chosen, dtype=torch.bool)
+            losses, stats = value_loss(
+                values, old[here].to(values), returns[here].to(values), everywhere, clip=self.settings.clip
+            )
+            (losses.sum() / count).backward()
+            ledger.mean("value_loss", losses)
+            ledger.mean("value_clip_fraction", stats["value_clip_fraction"].double())
+        self.ranks.sum_(*self.optimizer.gradients())
+        norm, rate = self.optimizer.step()
+        return ledger.reduce(self.ranks) | {"critic_grad_norm": norm, "critic_lr": rate}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": weights_of(self.scorer.model), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        put_weights(self.scorer.model, state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class SharedCritic:
+    """Values from the policy's own trunk, whose head `PolicyLearner` trains with the policy. A supplier of values."""
+
+    def __init__(self, scorer: ValueScorer, *, bootstrap: bool, ranks: Ranks, budget: int) -> None:
+        self.scorer, self.bootstrap, self.ranks, self.budget = scorer, bootstrap, ranks, budget
+
+    def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
+        """The scores with values in them."""
+        values, bootstrap = self.scorer.values(batch, self.ranks, self.budget, bootstrap=self.bootstrap)
+        return replace(scores, values=values, bootstrap=bootstrap), {}
+
+    def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
+        """Nothing but a report: the learner of the policy has trained the head."""
+        assert scores.values is not None and credit.returns is not None
+        return {
+            "explained_variance": explained_variance(scores.values, credit.returns, batch.mask).item(),
+            "return_mean": credit.returns[batch.mask].mean().item(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The head is in the learner's state."""

@@ -1,0 +1,69 @@
+"""What a policy update minimises: four of an algorithm's five axes, put together token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from novarl.algos import kl
+from novarl.core.types import Batch, Scores
+from novarl.learn.plan import trajectory_of_tokens
+
+KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
+
+Surrogate = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
+"""(logp, old_logp, advantage, mask), each [N] -> (per-token loss to be minimised [N], per-token statistics)."""
+
+Correction = Callable[..., Tensor]
+"""(old_logp, behavior_logp, mask), each [N] -> the weight of each token [N], without a gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """loss = sum_t w_t * (c_t * surrogate_t + kl_loss_coef * KL_t - entropy_coef * H_t)
+
+    with w from the aggregation and c the off-policy correction, 1 where there is none. What is named in `by_sequence`
+    ("surrogate", "correction") takes the keyword `sequence`, the trajectory of each token, too.
+    """
+
+    surrogate: Surrogate
+    aggregation: str
+    constant: float
+    kl_loss_coef: float = 0.0
+    kl_estimator: str = "k3"
+    kl_corrected: bool = False
+    entropy_coef: float = 0.0
+    correction: Correction | None = None
+    by_sequence: frozenset[str] = frozenset()
+
+    def losses(
+        self, part: Batch, logp: Tensor, entropy: Tensor, *, scores: Scores, advantage: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Per-token losses by name (`policy`; `kl` and `entropy` where they are on), and statistics, each [N].
+
+        Without recorded `old_logp` the data is on-policy: the old policy is the current one, its ratio 1, its gradient
+        the policy gradient.
+        """
+        old = logp.detach() if scores.old_logp is None else scores.old_logp
+        surrogate, stats = self.surrogate(logp, old, advantage, part.mask, **self._sequence(part, "surrogate"))
+        if self.correction is not None:
+            weight = self.correction(old, part.behavior_logp, part.mask, **self._sequence(part, "correction"))
+            surrogate = surrogate * weight
+            stats = {**stats, "correction": weight}
+        losses = {"policy": surrogate}
+        if self.kl_loss_coef and scores.ref_logp is not None:
+            losses["kl"] = KL_ESTIMATORS[self.kl_estimator](logp, scores.ref_logp)
+            if self.kl_corrected:
+                losses["kl"] = kl.corrected(losses["kl"], logp, old)
+        if self.entropy_coef:
+            losses["entropy"] = entropy
+        return losses, {**stats, "ratio": (logp.detach() - old).exp()}
+
+    def coefficient(self, name: str) -> float:
+        """By what a loss of `losses` enters the sum."""
+        return {"policy": 1.0, "kl": self.kl_loss_coef, "entropy": -self.entropy_coef}[name]
+
+    def _sequence(self, part: Batch, name: str) -> dict[str, Tensor]:
+        return {"sequence": trajectory_of_tokens(part)} if name in self.by_sequence else {}

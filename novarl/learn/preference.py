@@ -1,0 +1,258 @@
+"""Learning from preferences: pairs of answers (DPO and its relatives), or answers that are each good or bad (KTO).
+
+Both take batches of trajectories of two sequences (`data.pairs.pack_pairs`), and divide by the trajectories of the
+whole batch before the first backward, so that micro-batches, packing and ranks never change the gradient. The
+reference is what the weights were before training: its log-probabilities are computed once, by `with_reference`, and
+travel with the rows in `behavior_logp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from novarl.algos import preference
+from novarl.core.types import Batch, Record, Sequence
+from novarl.data.pack import pack_sequences, padded, select
+from novarl.data.pairs import Labelled, Pair
+from novarl.distributed.ranks import Ranks
+from novarl.learn.ledger import Ledger
+from novarl.learn.optim import Optimizer, OptimSettings
+from novarl.learn.plan import piece, plan, trajectory_of_tokens
+from novarl.learn.scorer import Scorer
+
+Row = TypeVar("Row", Pair, Labelled)
+
+SLAB = 1024
+"""Sequences whose reference log-probabilities are computed at a time."""
+
+
+class TrajectoryLearner:
+    """One optimiser update of the mean of a loss per trajectory. Subclasses say what the loss is."""
+
+    def __init__(
+        self, model: nn.Module, *, device: torch.device, optim: OptimSettings, ranks: Ranks, budget: int
+    ) -> None:
+        self.device, self.ranks, self.budget = device, ranks, budget
+        self.optimizer = Optimizer(model, optim)
+
+    def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss of each trajectory of a micro-batch [R], and metrics by name, of any shapes: means are reported."""
+        raise NotImplementedError
+
+    def update(self, batch: Batch) -> Record:
+        """One optimiser update on the whole batch; the Record is the same on every rank."""
+        ledger = Ledger()
+        count = trajectory_of_tokens(batch)[batch.mask].unique().numel()
+        for trajectories in plan(batch, self.ranks, self.budget):
+            part, _ = piece(batch, trajectories, self.device)
+            losses, metrics = self.losses(part)
+            loss = losses.sum() / count
+            loss.backward()
+            ledger.sum("loss", loss)
+            for name, values in metrics.items():
+                ledger.mean(name, values)
+        self.ranks.sum_(*self.optimizer.gradients())
+        norm, rate = self.optimizer.step()
+        return ledger.reduce(self.ranks) | {"grad_norm": norm, "lr": rate, "tokens": float(batch.tokens.numel())}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class PreferenceLearner(TrajectoryLearner):
+    """Pairs by a loss of `algos.preference.LOSSES`, all but kto: its point of reference needs other prompts' answers,
+    so pairs come apart into good and bad rows and go to `KTOLearner`. `options` are the loss's own keywords."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scorer: Scorer,
+        *,
+        loss: str,
+        beta: float,
+        optim: OptimSettings,
+        ranks: Ranks,
+        budget: int,
+        options: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(model, device=scorer.device, optim=optim, ranks=ranks, budget=budget)
+        if loss not in preference.LOSSES or loss == "kto":
+            raise ValueError(f"no loss '{loss}' on pairs")
+        self.scorer, self.beta = scorer, beta
+        self.loss, self.options = preference.LOSSES[loss], dict(options or {})
+        if unknown := sorted(self.options.keys() - self.loss.options):
+            raise ValueError(f"{loss} takes no {', '.join(unknown)}")
+
+    def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        logp = answer_sums(part, self.scorer(part)[0])
+        ref = reference_sums(part) if self.loss.reference else torch.zeros_like(logp)
+        options: dict[str, Any] = dict(self.options)
+        length = answer_sums(part, part.mask.to(logp.dtype))
+        if self.loss.lengths:
+            options |= {"chosen_length": length[0::2], "rejected_length": length[1::2]}
+        chosen, rejected = logp[0::2], logp[1::2]
+        losses = self.loss.function(chosen, rejected, ref[0::2], ref[1::2], beta=self.beta, **options)
+        # Without a reference the reward is that of sampling: the mean log-probability of a token.
+        value = logp if self.loss.reference else logp / length
+        rewards = preference.implicit_rewards(value, ref, beta=self.beta)
+        return losses, {
+            **pair_metrics(rewards[0::2], rewards[1::2]),
+            "chosen_logp_mean": chosen,
+            "rejected_logp_mean": rejected,
+        }
+
+
+class KTOLearner(TrajectoryLearner):
+    """Rows of `unpaired`, by `algos.preference.kto_unpaired`; the point of reference is that of the whole batch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scorer: Scorer,
+        *,
+        beta: float,
+        optim: OptimSettings,
+        ranks: Ranks,
+        budget: int,
+        desirable_weight: float = 1.0,
+        undesirable_weight: float = 1.0,
+    ) -> None:
+        super().__init__(model, device=scorer.device, optim=optim, ranks=ranks, budget=budget)
+        self.scorer, self.beta = scorer, beta
+        self.weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
+        self.point = torch.zeros(())
+
+    def update(self, batch: Batch) -> Record:
+        """Two passes: over the strangers without gradients, for the point of reference; then over the answers."""
+        strangers = one_side(batch, 1)
+        logp = answer_sums(strangers, self.scorer.logprobs(strangers, self.ranks, self.budget))
+        self.point = preference.kto_point(logp, reference_sums(strangers)).to(self.device)
+        record = super().update(one_side(batch, 0))
+        return record | {"kto_point": self.point.item(), "tokens": float(batch.tokens.numel())}
+
+    def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        logp, ref = answer_sums(part, self.scorer(part)[0]), reference_sums(part)
+        losses = preference.kto_unpaired(logp, ref, part.reward, self.point, beta=self.beta, **self.weights)
+        rewards, good = preference.implicit_rewards(logp, ref, beta=self.beta), part.reward > 0.5
+        return losses, {
+            "reward_chosen_mean": rewards[good],
+            "reward_rejected_mean": rewards[~good],
+            "chosen_logp_mean": logp[good],
+            "rejected_logp_mean": logp[~good],
+        }
+
+
+def answer_sums(batch: Batch, per_token: Tensor) -> Tensor:
+    """Per sequence [S]: the sum of a per-token column [N] over the mask."""
+    return padded(per_token * batch.mask, batch.cu_seqlens, 0.0).sum(1)
+
+
+def reference_sums(batch: Batch) -> Tensor:
+    """log pi_ref of each sequence's answer [S], as recorded by `with_reference`. ValueError: nothing is recorded."""
+    check_reference(batch)
+    return answer_sums(batch, batch.behavior_logp)
+
+
+def check_reference(batch: Batch) -> None:
+    """ValueError where no reference is recorded: zeros would pass for a reference that is certain of everything."""
+    if not bool(batch.behavior_logp.any()):
+        raise ValueError("the batch holds no log-probabilities of a reference: its rows need with_reference")
+
+
+def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
+    """What is reported of the rewards [pairs] of chosen and rejected answers."""
+    return {
+        "preference_accuracy": preference.preferred(chosen, rejected),
+        "reward_margin": preference.margins(chosen, rejected),
+        "reward_chosen_mean": chosen,
+        "reward_rejected_mean": rejected,
+    }
+
+
+def sequences_apart(batch: Batch) -> Batch:
+    """The same tokens, every sequence a trajectory of its own."""
+    return replace(
+        batch,
+        traj=torch.arange(batch.traj.numel(), device=batch.traj.device),
+        group=batch.group[batch.traj],
+        reward=batch.reward[batch.traj],
+        rewards=batch.rewards[batch.traj],
+        truncated=batch.truncated[batch.traj],
+        baseline=batch.baseline[batch.traj],
+    )
+
+
+def one_side(batch: Batch, which: int) -> Batch:
+    """The first (0) or second (1) sequence of every trajectory of two, each a trajectory of its own."""
+    return select(sequences_apart(batch), range(which, batch.traj.numel(), 2))[0]
+
+
+def unpaired(rows: Seq[Labelled]) -> list[Pair]:
+    """Rows for `KTOLearner`: each labelled answer as `chosen`, its label as `margin`, and beside it, as `rejected`, a
+    stranger: the answer to this row's prompt that the next row with another prompt gives (the first comes after the
+    last; where all rows share one prompt, it is simply the next row).
+
+    Strangers are what KTO's point of reference is estimated on. They are chosen once for the data set, so that their
+    reference log-probabilities are computed once, too. ValueError: one row has no other.
+    """
+    if len(rows) < 2:
+        raise ValueError("KTO needs at least two rows: its point of reference is estimated on other rows' answers")
+    prompts = [row.sequence.tokens[: row.sequence.mask.index(True)] for row in rows]
+    following: list[int | None] = [None] * len(rows)
+    for index in reversed(range(2 * len(rows))):  # twice round, since the search goes on past the end
+        here, after = index % len(rows), (index + 1) % len(rows)
+        following[here] = following[after] if prompts[here] == prompts[after] else after
+    other = [after if after is not None else (here + 1) % len(rows) for here, after in enumerate(following)]
+    return [
+        Pair(row.id, row.sequence, _stranger(row.sequence, rows[after].sequence), row.label)
+        for row, after in zip(rows, other, strict=True)
+    ]
+
+
+def _stranger(own: Sequence, other: Sequence) -> Sequence:
+    """The other's answer, from its first trained token on, after one's own prompt."""
+    cut, begin = own.mask.index(True), other.mask.index(True)
+    return Sequence(
+        own.tokens[:cut] + other.tokens[begin:],
+        own.mask[:cut] + other.mask[begin:],
+        own.behavior_logp[:cut] + other.behavior_logp[begin:],
+        own.kept_logmass[:cut] + other.kept_logmass[begin:],
+        own.versions[:cut] + other.versions[begin:],
+    )
+
+
+def with_reference(rows: Seq[Row], logprobs: Callable[[Batch], Tensor]) -> list[Row]:
+    """The rows with the reference's log-probability of every trained token in `behavior_logp`.
+
+    `logprobs` gives those of a batch [N], such as `lambda batch: scorer.logprobs(batch, ranks, budget)` with the
+    weights before training.
+    """
+    sides = [side for row in rows for side in _sides(row)]
+    recorded: list[Sequence] = []
+    for start in range(0, len(sides), SLAB):
+        slab = sides[start : start + SLAB]
+        batch = pack_sequences(slab)
+        columns = logprobs(batch).cpu().split(batch.cu_seqlens.diff().tolist())
+        recorded += [
+            replace(side, behavior_logp=tuple(column.tolist())) for side, column in zip(slab, columns, strict=True)
+        ]
+    done = iter(recorded)
+    return [_with_sides(row, [next(done) for _ in _sides(row)]) for row in rows]
+
+
+def _sides(row: Pair | Labelled) -> tuple[Sequence, ...]:
+    return (row.chosen, row.rejected) if isinstance(row, Pair) else (row.sequence,)
+
+
+def _with_sides(row: Row, sides: list[Sequence]) -> Row:
+    if isinstance(row, Pair):
+        return replace(row, chosen=sides[0], rejected=sides[1])
+    return replace(row, sequence=sides[0])

@@ -1,0 +1,85 @@
+"""PRIME's process rewards (https://arxiv.org/abs/2502.01456): a reward for every token, learnt from outcomes alone.
+
+The reward model is itself a language model phi, read as r_t = beta (log phi - log ref) of each token; the sum over an
+answer is trained, by cross-entropy, to say whether the answer was right. It starts as the reference, so its rewards are
+exactly 0 until it has learnt something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from novarl.algos.implicit_prm import token_rewards
+from novarl.algos.reward_modeling import implicit_ce
+from novarl.core.types import Batch, Credit, Record, Scored, Scores
+from novarl.distributed.ranks import Ranks
+from novarl.learn.ledger import Ledger
+from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
+from novarl.learn.plan import piece, plan, trajectory_of_tokens
+from novarl.learn.scorer import Scorer
+
+
+@dataclass(frozen=True, slots=True)
+class PrimeSettings:
+    """`beta` scales the rewards; a reward of `threshold` or more is a right outcome."""
+
+    beta: float
+    threshold: float
+    optim: OptimSettings
+
+
+class ProcessRewards:
+    """A supplier of token rewards: one update on a rollout's outcomes, then its rewards by the model just updated."""
+
+    def __init__(self, scorer: Scorer, settings: PrimeSettings, *, ranks: Ranks, budget: int) -> None:
+        self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
+        self.optimizer = Optimizer(scorer.model, settings.optim)
+
+    def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
+        """The scores with a reward for each trained token."""
+        assert scores.ref_logp is not None
+        record = self._update(batch, scores.ref_logp)
+        logp = self.scorer.logprobs(batch, self.ranks, self.budget).to(scores.ref_logp)
+        rewards = token_rewards(logp, scores.ref_logp, batch.mask, beta=self.settings.beta)
+        record["process_reward_mean"] = rewards[batch.mask].double().mean().item()
+        record["process_reward_std"] = rewards[batch.mask].double().std(unbiased=False).item()
+        return replace(scores, token_reward=rewards.to(batch.behavior_logp)), record
+
+    def _update(self, batch: Batch, ref_logp: Tensor) -> Record:
+        """One update of cross-entropy on the outcomes, the mean over all trained trajectories."""
+        ledger, count = Ledger(), max(1, int((~batch.baseline).sum()))
+        for trajectories in plan(batch, self.ranks, self.budget):
+            part, index = piece(batch, trajectories, self.scorer.device)
+            logp, _ = self.scorer(part)
+            reference, trained = ref_logp[index].to(logp), ~part.baseline
+            gain = _per_trajectory((logp - reference) * part.mask, part)
+            label = (part.reward >= self.settings.threshold).to(logp.dtype)
+            losses = implicit_ce(gain, torch.zeros_like(gain), label, beta=self.settings.beta)[trained]
+            (losses.sum() / count).backward()
+            right = ((gain > 0) == label.bool())[trained]
+            ledger.mean("process_loss", losses)
+            ledger.mean("process_accuracy", right.double())
+        self.ranks.sum_(*self.optimizer.gradients())
+        norm, _ = self.optimizer.step()
+        return ledger.reduce(self.ranks) | {"process_grad_norm": norm}
+
+    def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
+        """Nothing: it has learnt from the rollout before its rewards were read."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": weights_of(self.scorer.model), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        put_weights(self.scorer.model, state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _per_trajectory(per_token: Tensor, part: Batch) -> Tensor:
+    """The sum over each trajectory's tokens, [R]."""
+    return per_token.new_zeros(len(part.reward)).index_add(0, trajectory_of_tokens(part), per_token)

@@ -1,0 +1,141 @@
+"""Learning a reward: from pairs, or from answers with a label; by a scalar head, or as a language model's log-ratio.
+
+A reward model here is anything that gives a batch's sequences one number each: `HeadScorer` reads a scalar head at
+the last token, `RatioScorer` sums beta (log phi - log ref) over the answer (https://arxiv.org/abs/2412.01981), which
+`algos.implicit_prm` divides among its steps. Losses, as `novarl rm loss=` names them:
+
+    bt             pairs              head       Bradley and Terry
+    bce            labelled answers   head       cross-entropy of the label
+    implicit_dpo   pairs              log-ratio  Bradley and Terry
+    implicit_ce    labelled answers   log-ratio  cross-entropy of the label
+    implicit_kto   labelled answers   log-ratio  `learn.preference.KTOLearner`, on rows of `unpaired`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from novarl.algos import implicit_prm, reward_modeling
+from novarl.core.types import Batch
+from novarl.distributed.ranks import Ranks
+from novarl.learn.optim import OptimSettings
+from novarl.learn.plan import piece, plan
+from novarl.learn.preference import TrajectoryLearner, answer_sums, check_reference, pair_metrics, sequences_apart
+from novarl.learn.scorer import Scorer
+from novarl.models.forward import Layout
+from novarl.models.heads import RewardOutput, ValueModel, last_positions, token_values
+
+PAIRED = frozenset({"bt", "implicit_dpo"})
+"""Losses that learn from pairs."""
+LABELLED = frozenset({"bce", "implicit_ce"})
+"""Losses that learn from labelled answers."""
+
+
+class RewardScorer(Protocol):
+    """The rewards of a batch's sequences, differentiable."""
+
+    @property
+    def device(self) -> torch.device: ...
+    def __call__(self, batch: Batch) -> RewardOutput: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadScorer:
+    """The scalar at the last token of each sequence."""
+
+    model: ValueModel
+    layout: Layout = "auto"
+    compute_dtype: torch.dtype = torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.head.weight.device
+
+    def __call__(self, batch: Batch) -> RewardOutput:
+        last = last_positions(batch)
+        values = token_values(self.model, batch, positions=last, layout=self.layout, compute_dtype=self.compute_dtype)
+        return RewardOutput(values)
+
+
+@dataclass(frozen=True, slots=True)
+class RatioScorer:
+    """beta (log phi(y | x) - log ref(y | x)), token by token; the reference is what `learn.preference.with_reference`
+    has recorded. ValueError: it has not."""
+
+    scorer: Scorer
+    beta: float
+
+    @property
+    def device(self) -> torch.device:
+        return self.scorer.device
+
+    def __call__(self, batch: Batch) -> RewardOutput:
+        check_reference(batch)
+        logp, _ = self.scorer(batch)
+        token = implicit_prm.token_rewards(logp, batch.behavior_logp, batch.mask, beta=self.beta)
+        return RewardOutput(answer_sums(batch, token), token)
+
+
+class RewardModelLearner(TrajectoryLearner):
+    """Updates a reward model: `bt` or `implicit_dpo` on batches of `pack_pairs`, whose reward is the margin; `bce` or
+    `implicit_ce` on those of `pack_labelled`, whose reward is the label."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scorer: RewardScorer,
+        *,
+        loss: str,
+        optim: OptimSettings,
+        ranks: Ranks,
+        budget: int,
+        centring: float = 0.0,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(model, device=scorer.device, optim=optim, ranks=ranks, budget=budget)
+        if loss not in PAIRED | LABELLED:
+            raise ValueError(f"no loss '{loss}' of a reward model")
+        if isinstance(scorer, RatioScorer) != loss.startswith("implicit"):
+            raise ValueError(f"{loss} is no loss for a {type(scorer).__name__}")
+        if centring and loss in LABELLED:
+            raise ValueError(f"{loss} takes no centring: its labels fix the level of rewards")
+        self.scorer, self.paired = scorer, loss in PAIRED
+        self.centring, self.label_smoothing = centring, label_smoothing
+
+    def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        rewards = self.scorer(part).sequence
+        smoothing = self.label_smoothing
+        if self.paired:
+            chosen, rejected = rewards[0::2], rewards[1::2]
+            losses = reward_modeling.bt(
+                chosen, rejected, margin=part.reward, centring=self.centring, label_smoothing=smoothing
+            )
+            return losses, pair_metrics(chosen.detach(), rejected.detach())
+        losses = reward_modeling.bce(rewards, part.reward, label_smoothing=smoothing)
+        found, good = rewards.detach(), part.reward > 0.5
+        return losses, {
+            "label_accuracy": torch.where(good, found > 0, found < 0).to(found.dtype),
+            "reward_chosen_mean": found[good],
+            "reward_rejected_mean": found[~good],
+        }
+
+
+@torch.no_grad()
+def rewards_of(scorer: RewardScorer, batch: Batch, ranks: Ranks, budget: int) -> Tensor:
+    """The rewards [S] of a batch's sequences, on the CPU, the same on every rank; the ranks share the work.
+
+    What evaluation needs: `rewards[0::2]` and `rewards[1::2]` of pairs, or all of them beside the labels, whose
+    probabilities are sigma(reward). A sequence without a trained token has 0.
+    """
+    each = sequences_apart(batch)
+    whole = torch.zeros(each.reward.shape, dtype=each.reward.dtype)
+    for trajectories in plan(each, ranks, budget):
+        part, _ = piece(each, trajectories, scorer.device)
+        whole[trajectories] = scorer(part).sequence.to(whole)
+    ranks.sum_(whole)
+    return whole

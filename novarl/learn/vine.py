@@ -1,0 +1,124 @@
+"""VinePPO's values (https://arxiv.org/abs/2410.01679): the mean reward of fresh continuations, and no critic.
+
+An answer is cut into steps on its tokens. The value of the state in which a step begins is estimated by `samples`
+continuations of the policy from there; they are scored as any answer is and never trained on. States that are equal,
+such as the beginnings of a group's answers, are estimated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from novarl.core.types import Batch, Credit, Prompt, Record, Rollout, Scored, Scores
+from novarl.distributed.ranks import Ranks
+from novarl.learn.plan import trajectory_of_tokens
+
+Answer = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A prompt and the tokens of an answer so far."""
+
+    prompt: Prompt
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The mean and standard deviation of a state's rewards, and the tokens it took to see them."""
+
+    value: float
+    std: float
+    tokens: int
+
+
+Estimator = Callable[[Sequence[State], int], list[Estimate]]
+"""(states, step) -> what fresh continuations say of each."""
+
+
+def boundaries(answer: Sequence[int], decode: Callable[[list[int]], str], *, split: str, most: int) -> list[int]:
+    """Where the steps of an answer begin, as positions in its tokens, 0 first; at most `most` of them.
+
+    A step ends with the token that completes an occurrence of `split`, or with every token where `split` is empty. No
+    text is turned back into tokens, so a token that holds more than the split belongs whole to the step it ends.
+    """
+    begins, longest = [0], len(split.encode()) + 1
+    for position in range(1, len(answer)):
+        # Decoded together, since a token may be part of a character; an occurrence has a byte or more of each token,
+        # and one token before it keeps decoders that strip a leading space away from it.
+        recent = answer[max(begins[-1], position - longest) : position]
+        if split in decode(list(recent)):
+            begins.append(position)
+    return begins[:most]
+
+
+class Continuations:
+    """A supplier of values and of the segments they belong to."""
+
+    def __init__(
+        self, estimate: Estimator, decode: Callable[[list[int]], str], *, split: str, most: int, ranks: Ranks
+    ) -> None:
+        self.estimate, self.decode, self.split, self.most, self.ranks = estimate, decode, split, most, ranks
+
+    def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
+        """The scores with, for each trained token, the value of the state its step began in, and the step's number."""
+        values, segment = torch.zeros_like(batch.behavior_logp), torch.zeros_like(batch.tokens)
+        flat, owner = batch.mask.nonzero().flatten(), trajectory_of_tokens(batch)[batch.mask]
+        begins: dict[int, list[int]] = {}
+        places: dict[tuple[str, Answer], int] = {}
+        states: list[State] = []
+        for trajectory, item in enumerate(kept):
+            if item.rollout.role == "baseline":
+                continue
+            answer = answer_of(item.rollout)
+            begins[trajectory] = boundaries(answer, self.decode, split=self.split, most=self.most)
+            for begin in begins[trajectory]:
+                state = State(item.rollout.prompt, answer[:begin])
+                if places.setdefault((state.prompt.id, state.answer), len(states)) == len(states):
+                    states.append(state)
+        found = self._estimates(states, step)
+        for trajectory, positions in begins.items():
+            mine = flat[owner == trajectory]
+            answer = tuple(batch.tokens[mine].tolist())
+            for number, begin in enumerate(positions):
+                values[mine[begin:]] = found[places[kept[trajectory].rollout.prompt.id, answer[:begin]]].value
+                segment[mine[begin:]] = number
+        spent = sum(estimate.tokens for estimate in found)
+        record: Record = {
+            "value_states": float(len(states)),
+            "value_tokens": float(spent),
+            "value_cost": spent / max(1, flat.numel()),
+            "value_std": fmean(estimate.std for estimate in found),
+            "value_mean": values[batch.mask].mean().item(),
+        }
+        return replace(scores, values=values, segment=segment), record
+
+    def _estimates(self, states: list[State], step: int) -> list[Estimate]:
+        """The ranks share the states; all know all estimates, in the order of the states."""
+        numbered = self.ranks.share(list(enumerate(states)))
+        mine = self.estimate([state for _, state in numbered], step)
+        pairs = [(number, found) for (number, _), found in zip(numbered, mine, strict=True)]
+        merged = {number: found for part in self.ranks.gather(pairs) for number, found in part}
+        return [merged[number] for number in range(len(states))]
+
+    def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
+        """Nothing: the estimates are of the policy itself, and there is no model of them."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is no state."""
+
+
+def answer_of(rollout: Rollout) -> Answer:
+    """The tokens that the policy chose in an episode of one turn."""
+    sequence = rollout.sequences[0]
+    return tuple(token for token, chosen in zip(sequence.tokens, sequence.mask, strict=True) if chosen)

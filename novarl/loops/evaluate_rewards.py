@@ -1,0 +1,83 @@
+"""How good rewards are on held-out rows: as an order, as decisions and as probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from novarl.algos import calibration
+from novarl.core.types import Batch
+from novarl.data.pairs import Labelled, Pair, pack_labelled, pack_pairs
+from novarl.loops.evaluate import Evaluation, wilson
+
+BINS = 10
+"""Bins of predicted probability in the calibration error and in the diagram."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardEvaluation(Evaluation):
+    """`score` is the accuracy, with Wilson's interval; `auroc` that of the rewards of good answers against bad ones.
+
+    `ece` and `brier` are of sigma(reward) as the probability that a labelled answer is good, and for a pair of
+    sigma(r_chosen - r_rejected) as the probability that the chosen one is better. `bins` are those of the reliability
+    diagram: how many rows, their mean probability and the share that was good. `rewards` are those of all sides.
+    """
+
+    auroc: float = math.nan
+    ece: float = math.nan
+    brier: float = math.nan
+    bins: tuple[tuple[int, float, float], ...] = ()
+    rewards: tuple[float, ...] = ()
+
+    def measures(self) -> dict[str, float]:
+        found = {"auroc": self.auroc, "ece": self.ece, "brier": self.brier}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+    def summary(self) -> dict[str, object]:
+        return Evaluation.summary(self) | self.measures()
+
+
+def evaluate_rewards(
+    rows: Sequence[Pair | Labelled], rewards: Callable[[Batch], Tensor], *, batch_size: int = 64
+) -> RewardEvaluation:
+    """Score held-out pairs or labelled answers by `rewards`, which gives a batch's sequences one number each [S].
+
+    A pair is right where the chosen side has more, a labelled answer where its reward's sign says its label. An exact
+    tie is half right: so a policy that is still its own reference is as good as a coin, and not worse.
+    """
+    found: list[Tensor] = []
+    labels: list[float] = []
+    for begin in range(0, len(rows), batch_size):
+        part = rows[begin : begin + batch_size]
+        pairs = [row for row in part if isinstance(row, Pair)]
+        answers = [row for row in part if isinstance(row, Labelled)]
+        found.append(rewards(pack_pairs(pairs) if pairs else pack_labelled(answers)).double())
+        labels += [1.0, 0.0] * len(pairs) + [row.label for row in answers]
+    reward, label = torch.cat(found), torch.tensor(labels, dtype=torch.float64)
+    auroc = calibration.auroc(reward, label).item()
+    paired = isinstance(rows[0], Pair)
+    decided = reward[0::2] - reward[1::2] if paired else torch.where(label > 0.5, reward, -reward)
+    probability, truth = torch.sigmoid(decided if paired else reward), label
+    if paired:  # each pair once from either side: which of them is named first must not matter
+        probability = torch.cat([probability, 1.0 - probability])
+        truth = torch.cat([torch.ones_like(decided), torch.zeros_like(decided)])
+    right = (decided > 0).double().sum().item() + 0.5 * (decided == 0).double().sum().item()
+    table = calibration.reliability(probability, truth, bins=BINS)
+    columns = zip(table.rows.tolist(), table.confidence.tolist(), table.frequency.tolist(), strict=True)
+    return RewardEvaluation(
+        score=right / len(decided),
+        interval=wilson(round(right), len(decided)),
+        n=len(decided),
+        pass_at={},
+        failed=0,
+        rows=(),
+        auroc=auroc,
+        ece=calibration.ece(probability, truth, bins=BINS).item(),
+        brier=calibration.brier(probability, truth).item(),
+        bins=tuple(columns),
+        rewards=tuple(reward.tolist()),
+    )

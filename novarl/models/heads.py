@@ -1,0 +1,146 @@
+"""A number for each position instead of a distribution: the critic of a policy, and a reward model.
+
+Both are a causal language model read through one linear map, hidden [D] -> 1. A critic is read at the position that
+predicts a token, `prev[t]`: the value of the state in which tokens[t] was chosen. A reward model is read at the last
+token of a sequence. The map starts at zero, so every value is exactly 0 before the first update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from novarl.core.errors import NovaError
+from novarl.models import load
+from novarl.models.forward import Layout, Packed, head as language_head, hidden_states
+from novarl.models.lora import sibling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VALUE_HEAD = "value_head.safetensors"
+"""The file beside a model's own in which its scalar head lies: tensors `weight` [1, D] and `bias` [1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardOutput:
+    """What a reward model says of a batch: `sequence` [S], and `token` [N] where it also says which tokens earned it.
+
+    The three conventions, told apart: a scalar head read at the last token has no `token`; implicit rewards
+    (`algos.implicit_prm`) have one, whose sum over a sequence's mask is `sequence`; per-token values that are merely
+    summed are no reward of a sequence, and nothing here does that.
+    """
+
+    sequence: Tensor
+    token: Tensor | None = None
+
+
+class ScalarHead(nn.Linear):
+    """value = weight . hidden + bias: hidden [..., D] -> [..., 1], weight and bias zero at first."""
+
+    def __init__(
+        self, size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__(size, 1, dtype=dtype, device=device)
+
+    def reset_parameters(self) -> None:
+        """Zeros, drawn from no generator: making a critic leaves every random stream of a run where it was."""
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+
+class ValueModel(nn.Module):
+    """A causal language model (its own, or the policy's) and the scalar head that reads its hidden states."""
+
+    def __init__(self, model: nn.Module, head: ScalarHead) -> None:
+        super().__init__()
+        self.model = model
+        self.head = head
+
+
+def with_head(model: nn.Module, *, separate: bool = False) -> ValueModel:
+    """`model` with a zero scalar head of its width, in the dtype and on the device of its language-model head.
+
+    By default the value model shares `model`, weights and all. `separate` gives it a copy (under LoRA, adapters
+    of its own on the same base), whose language-model head is frozen where it is not tied to the embedding, because
+    nothing reads it.
+    """
+    if separate:
+        model = sibling(model)
+    weight, bias = language_head(model)
+    if separate:
+        places = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
+        for unread in (weight, bias):
+            if unread is not None and places.count(id(unread)) == 1:
+                unread.requires_grad_(False)
+    return ValueModel(model, ScalarHead(weight.size(1), dtype=weight.dtype, device=weight.device))
+
+
+def token_values(
+    model: ValueModel,
+    batch: Packed,
+    *,
+    positions: Tensor,
+    layout: Layout = "auto",
+    compute_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The values [M] read at the flat `positions` [M] int64 of a batch; position p has seen its sequence up to p.
+
+    For a critic `positions = batch.prev[batch.mask]`, for a reward model `last_positions(batch)`. The head runs in the
+    dtype of its weights, whatever `compute_dtype`. ValueError: a negative position, such as `prev` of a first token.
+    """
+    if positions.numel() and int(positions.min()) < 0:
+        raise ValueError(f"nothing is read before a sequence: position {int(positions.min())}")
+    hidden = hidden_states(
+        model.model, batch.tokens, batch.position_ids, batch.cu_seqlens, layout=layout, compute_dtype=compute_dtype
+    )
+    values: Tensor = model.head(hidden[positions].to(model.head.weight.dtype))
+    return values.squeeze(-1)
+
+
+def last_positions(batch: Packed) -> Tensor:
+    """The flat position [S] of the last token of each sequence, none of which may be empty."""
+    return batch.cu_seqlens[1:] - 1
+
+
+def save_with_head(policy: load.Policy, head: ScalarHead, folder: str | Path) -> None:
+    """Writes what `load.save` writes for `policy` (a model for everyone), and the head beside it."""
+    from safetensors.torch import save_file
+
+    load.save(policy, folder)
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in head.named_parameters()}
+    save_file(tensors, Path(folder, VALUE_HEAD))
+
+
+def load_head(folder: str | Path, model: nn.Module) -> ScalarHead:
+    """The head that `save_with_head` wrote to `folder`, bit by bit, on the device of `model`.
+
+    Raises NovaError where the folder holds none, where it cannot be read, or where it is of another width.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(folder, VALUE_HEAD)
+    if not path.is_file():
+        raise NovaError(
+            f"there is no {VALUE_HEAD}, so this is no reward model or critic",
+            where=str(folder),
+            fix="give the model folder of a novarl rm run, whose loss was bt or bce",
+        )
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise NovaError(f"the head cannot be read: {error}", where=str(path), fix=load.WHOLE) from error
+    weight = language_head(model)[0]
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != {"weight": (1, weight.size(1)), "bias": (1,)}:
+        raise NovaError(f"the head has {shapes}, the model is {weight.size(1)} wide", where=str(path), fix=load.WHOLE)
+    head = ScalarHead(weight.size(1), dtype=tensors["weight"].dtype, device=weight.device)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.copy_(tensors[name])
+    return head

@@ -1,0 +1,190 @@
+"""Low-rank adapters: y = W x + (alpha / rank) B A x, where only A [rank, in] and B [out, rank] are trained.
+
+LoRA (https://arxiv.org/abs/2106.09685), by peft, in place: the model keeps its class and its calls, so whoever holds it
+(learner, scorer, engine) goes on with the adapters in it. B starts at zero, so at first nothing changes, to the bit.
+`merged` gives the plain model that others can load; `without_adapters` gives the one that training began with.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from novarl.core.errors import NovaError
+from novarl.core.seeds import derive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+ADAPTER = "default"
+"""peft's name of an adapter that is given no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """`target`: the last parts of the names of the layers that get an adapter; None: every linear one but the head."""
+
+    rank: int
+    alpha: float
+    target: tuple[str, ...] | None = None
+
+
+def targets(model: nn.Module, settings: LoraSettings) -> list[str]:
+    """The full names of the layers that get an adapter. The head gets none: log-probabilities read its weight directly.
+
+    Raises NovaError where peft is missing, where the model has no linear layer, or where a name fits none.
+    """
+    _peft()
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    linear = [name for name, module in model.named_modules() if module is not head and _is_linear(module)]
+    if not linear:
+        raise NovaError(
+            f"{type(model).__name__} has no linear layers that LoRA could adapt", where="lora.rank", fix="lora.rank=0"
+        )
+    if settings.target is None:
+        return linear
+    for wanted in settings.target:
+        if not any(_ends(name, wanted) for name in linear):
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            raise NovaError(f"no linear layer is called {wanted}", where="lora.target", fix=f"one of {known}")
+    return [name for name in linear if any(_ends(name, wanted) for wanted in settings.target)]
+
+
+def inject(model: nn.Module, settings: LoraSettings, *, seed: int) -> None:
+    """Puts adapters into `model`, freezes all else, and leaves its outputs as they are. A is drawn from `seed`, by
+    layer name, and no other random stream moves. Raises NovaError as `targets` does."""
+    names = targets(model, settings)
+    peft = _peft()
+    config = peft.LoraConfig(
+        r=settings.rank, lora_alpha=settings.alpha, target_modules=names, lora_dropout=0.0, bias="none"
+    )
+    model.requires_grad_(False)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")  # peft mends it by itself, layer by layer
+        peft.inject_adapter_in_model(config, model, ADAPTER)
+    found = dict(_layers(model))
+    if found.keys() != set(names):
+        raise RuntimeError(f"peft adapted other layers than asked: {sorted(found.keys() ^ set(names))}")
+    with torch.no_grad():
+        for name, layer in found.items():
+            down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            generator = torch.Generator().manual_seed(derive(seed, "lora", name))
+            drawn = torch.empty(down.shape, dtype=down.dtype)
+            down.copy_(nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator))
+            up.zero_()
+
+
+def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
+    """A and B of every adapter, by parameter name, detached; empty where there are none."""
+    mine = _adapter_ids(model)
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if id(parameter) in mine}
+
+
+@torch.no_grad()
+def put_adapter_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """The inverse of `adapter_weights`. NovaError where they are of other layers or of another rank."""
+    own = adapter_weights(model)
+    if {name: tensor.shape for name, tensor in own.items()} != {name: value.shape for name, value in weights.items()}:
+        raise NovaError(
+            "the checkpoint's adapters are of other layers or of another rank",
+            where="lora",
+            fix="use the lora settings the run was started with",
+        )
+    for name, tensor in own.items():
+        tensor.copy_(weights[name])
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Within it the model computes what it did before `inject`; afterwards adapters and their gradients are back."""
+    layers = [layer for _, layer in _layers(model)]
+    wanted = [(parameter, parameter.requires_grad) for layer in layers for parameter in layer.parameters()]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+        for parameter, had_gradient in wanted:
+            parameter.requires_grad_(had_gradient)
+
+
+@torch.no_grad()
+def merged(model: nn.Module) -> nn.Module:
+    """The plain model with W + (alpha / rank) B A in the place of W, of the architecture that `model` had before
+    `inject`; `model` itself stays as it is. Weights without an adapter are shared, not copied."""
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    plain: dict[int, Any] = {}
+    for _, layer in _layers(model):
+        base = layer.get_base_layer()
+        changed = copy.deepcopy(base, dict(memo))
+        changed.weight = nn.Parameter(base.weight + layer.get_delta_weight(ADAPTER), requires_grad=False)
+        plain[id(layer)] = changed
+    if not plain:
+        return model
+    whole = copy.deepcopy(model, memo | plain)  # what the memo holds stands in for the original
+    if hasattr(whole, "peft_config"):
+        del whole.peft_config
+    return whole
+
+
+def sibling(model: nn.Module) -> nn.Module:
+    """A copy whose trained weights are its own and whose frozen ones are shared: under LoRA, other adapters on the
+    same base; without it, a copy of everything."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters() if _frozen(parameter)})
+
+
+def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of the architecture under the names they had before `inject`; adapters are left out."""
+    mine, layers = _adapter_ids(model), dict(_layers(model))
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in mine:
+            layer, _, last = name.rpartition(".base_layer.")
+            yield (f"{layer}.{last}" if layer in layers else name), parameter
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The layers that have an adapter."""
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "lora_A", None), nn.ModuleDict) and hasattr(module, "base_layer"):
+            yield name, module
+
+
+def _adapter_ids(model: nn.Module) -> set[int]:
+    pairs = ((layer.lora_A, layer.lora_B) for _, layer in _layers(model))
+    return {id(parameter) for pair in pairs for part in pair for parameter in part.parameters()}
+
+
+def _frozen(parameter: nn.Parameter) -> bool:
+    return not parameter.requires_grad
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """A linear layer; GPT-2's is called Conv1D and keeps its weight transposed."""
+    kind = type(module)
+    return isinstance(module, nn.Linear) or (kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers."))
+
+
+def _ends(name: str, wanted: str) -> bool:
+    return name == wanted or name.endswith(f".{wanted}")
+
+
+def _peft() -> Any:
+    """peft, or a NovaError that names the extra it comes with."""
+    try:
+        import peft
+    except ImportError as error:
+        raise NovaError(
+            "LoRA needs peft, which is not installed", where="lora.rank", fix="pip install novarl[llm]"
+        ) from error
+    return peft

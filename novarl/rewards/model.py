@@ -1,0 +1,120 @@
+"""A trained reward model as a reward: `reward=model:<run or folder>`.
+
+The conversation is written by the reward model's own tokenizer and template, as it was when the model was trained; a
+model of plain texts is given the answer alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Rollout, Sequence as TokenSequence
+from novarl.data.dataset import as_sequence
+from novarl.data.formats import Refused
+from novarl.data.pack import microbatches, pack_sequences
+from novarl.data.render import render_sft
+from novarl.models.heads import VALUE_HEAD, ValueModel, last_positions, load_head, token_values
+from novarl.models.load import Policy, load
+from novarl.rewards.verdict import Failure, Verdict
+
+SETTINGS = "reward_model.json"
+"""The file beside the model's own that says how its conversations are written: `apply_chat_template`, and `plain` for a
+model of texts without a prompt."""
+BUDGET = 16_384
+"""The most tokens in one forward pass."""
+
+
+class ModelReward:
+    """The scalar of a reward model's head at the last token of each conversation.
+
+    What is longer than the model's context loses its beginning. A rollout that its chat template refuses fails alone.
+    """
+
+    time_limit: float | None = None
+    """A model computes without waiting: no limit of the caller's could end it."""
+
+    def __init__(
+        self, policy: Policy, model: ValueModel, *, apply_chat_template: bool = True, plain: bool = False
+    ) -> None:
+        self.policy, self.model = policy, model
+        self.apply_chat_template, self.plain = apply_chat_template, plain
+
+    async def __call__(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
+        rendered = [self._render(rollout) for rollout in rollouts]
+        verdicts: list[Verdict] = [one if isinstance(one, Failure) else None for one in rendered]
+        sequences = {index: one for index, one in enumerate(rendered) if isinstance(one, TokenSequence)}
+        places = list(sequences)
+        for part in microbatches([len(sequences[place].tokens) for place in places], BUDGET) if places else []:
+            wanted = [places[index] for index in part]
+            for place, value in zip(wanted, self._score([sequences[place] for place in wanted]), strict=True):
+                verdicts[place] = value
+        return verdicts
+
+    @torch.no_grad()
+    def _score(self, sequences: Sequence[TokenSequence]) -> list[float]:
+        batch, device = pack_sequences(sequences), self.model.head.weight.device
+        moved = {name: getattr(batch, name).to(device) for name in ("tokens", "position_ids", "prev", "cu_seqlens")}
+        batch = replace(batch, **moved)
+        values = token_values(
+            self.model, batch, positions=last_positions(batch), compute_dtype=self.policy.compute_dtype
+        )
+        found: list[float] = values.double().tolist()
+        return found
+
+    def _render(self, rollout: Rollout) -> TokenSequence | Failure:
+        if self.plain:
+            messages: Sequence[Any] = [{"role": "assistant", "content": rollout.text}]
+        else:
+            last = max((i for i, turn in enumerate(rollout.messages) if turn["role"] == "assistant"), default=-1)
+            messages = rollout.messages[: last + 1]
+        if not messages:
+            return Failure("the conversation holds no answer")
+        templated = self.apply_chat_template and not self.plain
+        try:
+            spans = render_sft(
+                self.policy.tokenizer, messages, context=len(messages) - 1, apply_chat_template=templated
+            )
+        except Refused as refused:
+            return Failure(f"the reward model cannot read the conversation: {refused.reason}")
+        tokens, mask = spans[-1]
+        return as_sequence((tokens[-self.policy.context :], mask[-self.policy.context :]))
+
+
+def load_model_reward(place: str, *, device: str | torch.device | None = None) -> ModelReward:
+    """The reward model in `place`: a run of novarl rm, one of its checkpoints, or the model folder itself.
+
+    NovaError: nothing is there, it is no reward model, or it cannot be read.
+    """
+    folder = _folder(place)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    policy = load(str(folder), device=device or accelerator or "cpu")
+    policy.model.requires_grad_(False)
+    model = ValueModel(policy.model, load_head(folder, policy.model).requires_grad_(False))
+    path = folder / SETTINGS
+    try:
+        settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        chat, plain = bool(settings.get("apply_chat_template", True)), bool(settings.get("plain", False))
+    except (ValueError, AttributeError) as error:
+        raise NovaError(f"not a JSON object: {error}", where=str(path), fix="copy or save the model again") from error
+    return ModelReward(policy, model, apply_chat_template=chat, plain=plain)
+
+
+def _folder(place: str) -> Path:
+    """Where the files of the model lie."""
+    given = Path(place).expanduser()
+    if not place or not given.is_dir():
+        fix = "name a run of novarl rm, or the folder of its model: reward=model:runs/rm"
+        raise NovaError("there is no such folder", where=f"reward=model:{place}", fix=fix)
+    inside = (given, given / "model", given / "checkpoints" / "latest" / "model")
+    found = next((folder for folder in inside if (folder / VALUE_HEAD).is_file()), None)
+    if found is None:
+        what = f"the folder holds no reward model: there is no {VALUE_HEAD}"
+        raise NovaError(what, where=f"reward=model:{place}", fix="give a run of novarl rm whose loss was bt or bce")
+    return found

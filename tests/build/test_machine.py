@@ -1,0 +1,61 @@
+"""The device of each process, on a machine whose accelerators are made up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from novarl.build.machine import pick_device, start
+from novarl.core.errors import NovaError
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Four CUDA devices; the ones that a process made its own."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(
+        torch,
+        "accelerator",
+        SimpleNamespace(is_available=lambda: True, current_accelerator=lambda: torch.device("cuda")),
+    )
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    for name in ("LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return chosen
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_each_process_under_torchrun_takes_its_own_card(
+    cards: list[torch.device], monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    with torch.random.fork_rng(devices=[]):
+        for rank in range(4):
+            monkeypatch.setenv("LOCAL_RANK", str(rank))
+            assert start(device, 1, 0)[0] == torch.device("cuda", rank)
+    assert cards == [torch.device("cuda", rank) for rank in range(4)]
+
+
+def test_more_processes_than_cards_are_refused(cards: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "4")
+    with pytest.raises(NovaError, match=r"device=cuda:4: this machine has 4 of them \(start at most 4 processes"):
+        pick_device("auto")
+
+
+def test_without_torchrun_the_current_card_stays(cards: list[torch.device]) -> None:
+    with torch.random.fork_rng(devices=[]):
+        assert start("auto", 1, 0)[0] == torch.device("cuda")
+        assert not cards
+        assert start("cuda:2", 1, 0)[0] == torch.device("cuda", 2)
+    assert cards == [torch.device("cuda", 2)]
+
+
+def test_a_run_on_the_cpu_asks_for_no_card(cards: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with torch.random.fork_rng(devices=[]):
+        assert start("cpu", 1, 0)[0] == torch.device("cpu")
+    assert not cards

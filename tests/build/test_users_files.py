@@ -1,0 +1,124 @@
+"""Users' own functions in real runs: what they are given, what is refused beforehand, and that their processes end."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.build.harness import RL, events, finished, novarl, questions, snapshot, write_rows
+
+TRL = """
+    def texts(prompts, completions, answer, level):
+        assert all(p == f"What is {a}?" and type(c) is str for p, c, a in zip(prompts, completions, answer))
+        return [float(l) + len(c) % 3 for c, l in zip(completions, level)]
+
+    def messages(prompts, completions, **columns):
+        assert sorted(columns) == ["answer", "level"], columns
+        assert all([m["role"] for m in p] == ["system", "user"] for p in prompts)
+        assert all([m["role"] for m in c] == ["assistant"] for c in completions)
+        return [float(len(c[0]["content"]) % 3) for c in completions]
+
+    def needs(completions, solution):
+        return [1.0 for _ in completions]
+
+    def answered(completions, answer):
+        return [1.0 for _ in completions]
+"""
+TOOLS = """
+    import os
+    from pathlib import Path
+
+    def interact(messages):
+        Path({folder!r}, str(os.getpid())).touch()
+        while {hang}: pass
+        return []
+
+    def reward_fn(messages, answer):
+        return float(len(messages[-1]["content"]) % 3)
+"""
+
+
+def rows(form: str) -> list[dict[str, Any]]:
+    found = [{"prompt": row["prompt"], "answer": row["answer"], "level": 1} for row in questions()]
+    if form == "texts":
+        return found
+    system = {"role": "system", "content": "Be brief."}
+    return [row | {"prompt": [system, {"role": "user", "content": row["prompt"]}]} for row in found]
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.py"
+    file.write_text(textwrap.dedent(TRL))
+    return file
+
+
+@pytest.mark.parametrize("form", ["texts", "messages"])
+@pytest.mark.parametrize("command", ["rl", "eval"])
+def test_trl_functions_get_prompts_as_the_data_has_them(tmp_path: Path, mine: Path, form: str, command: str) -> None:
+    data, run = write_rows(tmp_path / "rows.jsonl", rows(form)), tmp_path / "run"
+    more = RL if command == "rl" else ("model=tiny", "eval.n=4", "rollout.max_tokens=4")
+    finished(command, *more, f"data={data}", f"reward={mine}:{form}", f"run_dir={run}")
+    assert not events(run, "failed_rollout")
+
+
+@pytest.mark.parametrize("command", ["rl", "eval"])
+def test_a_column_that_the_data_lacks_is_refused_before_the_run(tmp_path: Path, mine: Path, command: str) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", rows("texts"))
+    bare = write_rows(tmp_path / "bare.jsonl", [{"prompt": row["prompt"]} for row in rows("texts")])
+    more = RL if command == "rl" else ("model=tiny",)
+    before = snapshot(tmp_path)
+    for file, name, column in ((data, "needs", "solution"), (bare, "answered", "answer")):
+        ended = novarl(command, *more, f"data={file}", f"reward={mine}:{name}", f"run_dir={tmp_path / 'run'}")
+        assert ended.code == 2 and ended.err.count("\n") == 1
+        assert f"{name} needs a column '{column}', which the data does not have" in ended.err
+    assert snapshot(tmp_path) == before
+
+
+def test_a_column_that_only_the_held_out_rows_lack_is_refused_too(tmp_path: Path, mine: Path) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", [row | {"solution": "x"} for row in rows("texts")])
+    held_out = write_rows(tmp_path / "held_out.jsonl", rows("texts"))
+    words = (f"data={data}", f"eval.data={held_out}", f"reward={mine}:needs", f"run_dir={tmp_path / 'run'}")
+    ended = novarl("rl", *RL, *words)
+    assert ended.code == 2 and "needs a column 'solution'" in ended.err
+
+
+def tools(folder: Path, *, hang: bool) -> tuple[str, Path]:
+    """The key that names a file with `interact`, and where that leaves the ids of its processes."""
+    seen, file = folder / "seen", folder / "tools.py"
+    seen.mkdir()
+    file.write_text(textwrap.dedent(TOOLS.format(folder=str(seen), hang=hang)))
+    return f"rollout.env_path={file}", seen
+
+
+def running(seen: Path) -> list[str]:
+    return [worker.name for worker in seen.iterdir() if (Path("/proc") / worker.name).exists()]
+
+
+@pytest.mark.parametrize("command", ["rl", "eval"])
+def test_the_process_of_interact_ends_with_the_run(tmp_path: Path, command: str) -> None:
+    data, (env, seen) = write_rows(tmp_path / "rows.jsonl", rows("texts")), tools(tmp_path, hang=False)
+    more = RL if command == "rl" else ("model=tiny", "eval.n=4", "rollout.max_tokens=4")
+    finished(command, *more, f"data={data}", env, f"run_dir={tmp_path / 'run'}")
+    assert len(list(seen.iterdir())) == 1 and not running(seen)
+
+
+def test_interact_has_the_limit_of_the_rewards(tmp_path: Path) -> None:
+    data, (env, seen) = write_rows(tmp_path / "rows.jsonl", rows("texts")), tools(tmp_path, hang=True)
+    words = ("model=tiny", "eval.n=4", "rollout.max_tokens=4", f"data={data}", env, "rollout.reward_timeout=0.5")
+    begun = time.perf_counter()
+    ended = novarl("eval", *words, f"run_dir={tmp_path / 'run'}")
+    assert ended.code == 2 and "ran past its limit of 0.5 s" in ended.err
+    assert time.perf_counter() - begun < 8.0 and not running(seen)
+
+
+def test_after_an_evaluation_nothing_is_advised_that_was_not_written(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", questions())
+    run = tmp_path / "run"
+    words = ("model=tiny", "eval.n=2", "rollout.max_tokens=4", f"data={data}", "reward=length", f"run_dir={run}")
+    said = finished("eval", *words).out
+    assert "tensorboard" not in said and f"less {run}/samples.md" in said

@@ -1,0 +1,55 @@
+"""Nothing in the glossary is a promise alone: every metric that it explains is written by some run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from novarl.observe import glossary
+from novarl.observe.glossary import METRICS, lookup
+from tests.build.harness import ON_TASK, SFT, finished, metrics
+
+CONSTRAINED = "constraint_optimization.enabled=true constraint_optimization.kl_constraint=0.001"
+RUNS = {
+    "supervised": ("sft", *SFT, "task=sort"),
+    "a reference, corrected, judged on the way": (
+        *("rl", *ON_TASK, "algo=grpo", "entropy.coef=0.01", "correction.tis_max=2"),
+        *("eval_every=1", "eval.k=2"),
+    ),
+    "a critic": ("rl", *ON_TASK, "algo=ppo"),
+    "values by continuations": ("rl", *ON_TASK, "algo=vineppo"),
+    "process rewards": ("rl", *ON_TASK, "algo=prime"),
+    "constraints": (
+        *("rl", *ON_TASK, "algo=grpo", *CONSTRAINED.split(), "constraint_optimization.entropy_constraint=0.1"),
+    ),
+    "a step guard": (*("rl", *ON_TASK, "algo=grpo", *CONSTRAINED.split(), "constraint_optimization.mode=rollback"),),
+    "an early stop": (
+        *("rl", *ON_TASK, "algo=grpo", *CONSTRAINED.split(), "constraint_optimization.mode=early_stop"),
+        "updates_per_rollout=2",
+    ),
+    "several objectives": (
+        *("rl", *ON_TASK, "multi_objective.enabled=true"),
+        "multi_objective.objectives={reward: {direction: max}, length: {direction: min}}",
+    ),
+}
+"""The smallest runs that between them write every metric."""
+ELSEWHERE = frozenset(glossary.PREFERENCE)
+"""Written by the runs on pairs, in tests of their own."""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> set[int]:
+    """The entries, by identity, of the metrics that the runs wrote."""
+    found: set[int] = set()
+    for number, words in enumerate(RUNS.values()):
+        run: Path = tmp_path_factory.mktemp("written") / str(number)
+        finished(*words, f"run_dir={run}")
+        names = {name for record in metrics(run) for name in record} - {"schema", "phase"}
+        found |= {id(lookup(name)) for name in names}
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(set(METRICS) - ELSEWHERE))
+def test_every_metric_is_written_by_some_run(written: set[int], name: str) -> None:
+    assert id(METRICS[name]) in written, f"no run writes {name}: write it, or take it out of the glossary"

@@ -1,0 +1,139 @@
+"""A function that never answers costs its limit once; one that is slow, or hangs now and then, fails nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from novarl.rewards import process as module
+from novarl.rewards.process import MOST_HANGS, UserProcess
+from novarl.rewards.verdict import Failure
+
+CODE = """
+    import asyncio, os, time
+    from pathlib import Path
+
+    def spin(value):
+        while True: pass
+
+    def snore(value):
+        time.sleep(300)
+
+    async def spin_async(value):
+        while True: pass
+
+    def slow(value):
+        time.sleep(0.5)
+        return value
+
+    async def slow_async(value):
+        await asyncio.sleep(0.5)
+        return value
+
+    def compute(value):
+        end = time.process_time() + 0.5
+        while time.process_time() < end: pass
+        return value
+
+    def some(value):
+        while value in ("hang", "hang too"): pass
+        return value
+
+    def then_stuck(value):
+        while value: pass
+        return value
+
+    def slow_first(value):
+        time.sleep(0.8 if value == 0 else 0.0)
+        while value == "hang": pass
+        return value
+
+    def count(value):
+        with open(value, "a") as file:
+            file.write("x")
+        time.sleep(0.4)
+        return 1
+"""
+LATE = Failure("ran past its limit of 1 s and was stopped")
+
+
+@pytest.fixture
+def called(write: Any) -> Any:
+    """Calls a function of the file with each value; the results and the seconds."""
+    processes: list[UserProcess] = []
+
+    def call(name: str, *values: Any, limit: float = 1.0) -> tuple[list[Any], float]:
+        if not processes:
+            processes.append(UserProcess(write(CODE), time_limit=limit))
+        process = processes[0]
+        begun = time.perf_counter()
+        results = asyncio.run(process.call(process.function(name), [((value,), {}) for value in values]))
+        return results, time.perf_counter() - begun
+
+    yield call
+    for process in processes:
+        process.close()
+
+
+@pytest.mark.parametrize("name", ["spin", "snore", "spin_async"])
+def test_a_function_that_always_hangs_costs_its_limit_once(called, name: str) -> None:
+    for _ in range(2):  # also the next batch, with a fresh worker
+        results, seconds = called(name, *range(64))
+        assert all(isinstance(result, Failure) and "ran past its limit of 1 s" in result.reason for result in results)
+        assert 1.0 <= seconds < 2.0
+    assert results[0] == LATE and "was given up" in results[30].reason
+
+
+@pytest.mark.parametrize("name", ["slow", "slow_async", "compute"])
+def test_a_slow_function_is_no_stuck_one(called, name: str) -> None:
+    for _ in range(2):
+        assert called(name, *range(4), limit=2.0)[0] == [0, 1, 2, 3]
+
+
+def test_one_call_that_hangs_costs_its_limit_and_no_other_call(called) -> None:
+    for place in (0, 3, 7):
+        values: list[Any] = list(range(8))
+        values[place] = "hang"
+        results, seconds = called("some", *values)
+        assert results == [LATE if value == "hang" else value for value in values]
+        assert 1.0 <= seconds < 2.0
+
+
+def test_the_first_and_the_last_that_hang_are_taken_for_all(called) -> None:
+    """What cannot be told apart within one limit from a function that is stuck for good."""
+    results, seconds = called("some", "hang", 1, 2, "hang too")
+    assert (results[0], results[3]) == (LATE, LATE) and seconds < 2.0
+
+
+def test_a_slow_first_call_does_not_condemn_a_last_one_that_hangs(called) -> None:
+    results, seconds = called("slow_first", 0, 1, "hang", limit=2.0)
+    assert results == [0, 1, Failure("ran past its limit of 2 s and was stopped")]
+    assert seconds < 0.8 + 2.0 + 1.0, "and the last one's limit is waited for once"
+
+
+def test_a_function_that_gets_stuck_half_way_is_given_up_after_a_few(called) -> None:
+    results, seconds = called("then_stuck", 0, *[1] * 40, limit=0.5)
+    assert results[0] == 0 and results[1 : 1 + MOST_HANGS] == [results[1]] * MOST_HANGS
+    assert "was given up" in results[-1].reason and seconds < MOST_HANGS * 1.0 + 1.0
+
+
+def test_a_function_known_to_be_slow_is_not_tried_twice(called, tmp_path: Path) -> None:
+    for _ in range(3):
+        called("count", str(tmp_path / "a"), str(tmp_path / "b"), limit=20.0)
+    assert (tmp_path / "a").read_text() == "xxx"
+    assert (tmp_path / "b").read_text() in ("xxx", "xxxx"), "once more in the first batch at most"
+
+
+def test_a_second_worker_that_does_not_start_fails_nobody(called, monkeypatch: pytest.MonkeyPatch) -> None:
+    called("slow", 0, limit=2.0)
+    monkeypatch.setattr(module, "PATIENCE", 0.1)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise module.NovaError("no room for another")
+
+    monkeypatch.setattr(module.Lane, "start", refuse)
+    assert called("compute", 1, 2)[0] == [1, 2]

@@ -56,6 +56,8 @@ OPTIM = OptimSettings(lr=RATE, betas=(0.9, 0.999), max_grad_norm=CLIP_NORM)
 RANKS, BUDGET = Ranks(), 60
 """A budget of a few sequences, so that the library accumulates over several micro-batches."""
 EXACT = 1e-10
+SINGLE = 5e-6
+"""What float32 gradients may differ by, as everywhere (tests/invariance): padded here, packed there."""
 
 
 @dataclass
@@ -235,7 +237,7 @@ def test_grpo() -> None:
 
 
 def test_grpo_in_single_precision() -> None:
-    compare("grpo", twin(ALGORITHMS["grpo"], torch.float32, rate=1e-3), grpo, tolerance=1e-6)
+    compare("grpo", twin(ALGORITHMS["grpo"], torch.float32, rate=1e-3), grpo, tolerance=SINGLE)
 
 
 def test_another_seed_ends_elsewhere() -> None:

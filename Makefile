@@ -87,6 +87,7 @@ test-kill: $(STAMP) ## kill -9 at random instants; resume must be bit-identical
 
 test-real: $(STAMP) ## SFT, then RL, on real data: make test-real DATA=dir
 	@test -n "$(DATA)" || { echo "say where the data are: make test-real DATA=dir" >&2; exit 2; }
+	NOVARL_DATA="$(abspath $(DATA))" $(PY) -m pytest tests/real
 	$(PY) -m benchmarks.real --data "$(DATA)" $(ARGS)
 
 bench-smoke: $(STAMP) ## the smoke run over three seeds, and with shuffled rewards

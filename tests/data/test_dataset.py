@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -149,35 +148,6 @@ def test_limits_out_of_range_are_refused(jsonl: Any, tokenizer: Any, name: str, 
     for load in (load_rl, load_sft):
         with pytest.raises(NovaError, match=name):
             load(jsonl(GOOD), **{"tokenizer": tokenizer, "max_length": 9} | {name: value})
-
-
-def real_data(name: str) -> Path:
-    """A file of the shared real data, which is not part of the repository."""
-    candidates = [Path(__file__).parents[3] / "shared" / "data" / name]
-    if "NOVARL_DATA" in os.environ:
-        candidates = [Path(os.environ["NOVARL_DATA"]) / name]
-    file = next((file for file in candidates if file.exists()), None)
-    if file is None:
-        pytest.skip(f"{name} is neither under NOVARL_DATA nor in ../shared/data")
-    return file
-
-
-@pytest.mark.parametrize("max_length", [256, 1024])
-def test_gsm8k_every_row_is_accounted_for(max_length: int) -> None:
-    file = real_data("gsm8k-train.jsonl")
-    load = {"tokenizer": ByteTokenizer(), "max_length": max_length, "max_bad_rows": 1.0}
-    sequences, sft = load_sft(file, prompt_key="question", completion_key="answer", **load)
-    prompts, rl = load_rl(file, prompt_key="question", answer_key="answer", **load)
-    # A token a byte, and three more around the question, one after the answer: the counts can be worked out beside.
-    rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    sizes = [(len(row["question"].encode()) + 3, len(row["answer"].encode()) + 1) for row in rows]
-    without_answer = sum(question >= max_length for question, _ in sizes)
-    cut = sum(question < max_length < question + answer for question, answer in sizes)
-    assert sft == RowCounts(7473, 7473 - without_answer, cut, without_answer)
-    too_long = sum(question > max_length for question, _ in sizes)
-    assert rl == RowCounts(7473, 7473 - too_long, 0, too_long)
-    assert (len(sequences), len(prompts)) == (sft.used, rl.used)
-    assert all("####" in str(prompt.answer) for prompt in prompts)
 
 
 def test_reading_data_imports_nothing_heavy() -> None:

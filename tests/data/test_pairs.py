@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from novarl.core.errors import NovaError
-from novarl.data.formats import BadRow
 from novarl.data.pair_formats import PairColumns, detect_pairs, labelled_example, pair_example
-from novarl.data.pairs import Labelled, Pair, Reading, load_labelled, load_pairs, pack_labelled, pack_pairs
+from novarl.data.pairs import Pair, Reading, load_labelled, load_pairs, pack_labelled, pack_pairs
 from novarl.data.sources import RawRow
 from novarl.models.byte_tokenizer import ByteTokenizer
-from tests.data.test_dataset import real_data
 
 TOKENIZER = ByteTokenizer()
 Q = {"role": "user", "content": "q"}
@@ -269,22 +267,3 @@ def test_both_sides_of_any_pair_share_their_prompt_and_fit(
     assert made.chosen.tokens[: begins[0]] == made.rejected.tokens[: begins[1]]
     for side in (made.chosen, made.rejected):
         assert 2 <= len(side.tokens) <= max_length and not side.mask[0] and all(side.mask[begins[0] :])
-
-
-def test_the_real_pairs_run_as_they_are_but_for_eight() -> None:
-    file = real_data("hh-harmless-pairs.jsonl")
-    told: list[BadRow] = []
-    pairs, counts = load_pairs(file, Reading(TOKENIZER, 4096, report=told.append))
-    assert (counts.read, counts.used, counts.refused, len(pairs)) == (2000, 1992, 8, 1992)
-    empty, apart = "the answer is empty", "shares no prompt with chosen: they differ before the answer"
-    expected = dict.fromkeys((87, 517, 926, 1104), empty) | dict.fromkeys((1255, 1689, 1951, 1953), apart)
-    assert {int(row.where.rpartition(":")[2]): row.reason for row in told} == expected
-    assert {row.field for row in told} == {"chosen", "rejected"}
-
-
-def test_the_real_reviews_are_labelled_texts() -> None:
-    file = real_data("movie-reviews.jsonl.gz")
-    answers, counts = load_labelled(file, Reading(TOKENIZER, 256))
-    labels = [row.label for (row,) in answers]
-    assert counts.used == 1800 and 0.4 < sum(labels) / len(labels) < 0.6
-    assert all(isinstance(row, Labelled) and row.plain for (row,) in answers)

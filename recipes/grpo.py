@@ -24,6 +24,9 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel as Model, PreTrainedTokenizerBase as Tokenizer
 
+CHAT = "{{ bos_token }}{% for m in messages %}{{ m.content + ('\n' if m.role == 'user' else eos_token) }}{% endfor %}"
+Sampled = tuple[Tensor, Tensor, Tensor, list[str]]
+
 
 def parse_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
@@ -71,10 +74,9 @@ def load(model_id: str | None) -> tuple[Model, Tokenizer]:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}
-        config = transformers.Qwen3Config(vocab_size=len(tokenizer), **size, **heads)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(vocab_size=len(tokenizer), **size, **heads))
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    tokenizer.chat_template = tokenizer.chat_template or "{{ bos_token or '' }}{{ messages[0]['content'] }}{{ '\n' }}"
+    tokenizer.chat_template = tokenizer.chat_template or CHAT
     # A hub model's own top-k, top-p or repetition penalty would sample from another distribution than is trained.
     stop = model.generation_config.eos_token_id or tokenizer.eos_token_id
     model.generation_config = transformers.GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id)
@@ -92,9 +94,7 @@ def encode(tokenizer: Tokenizer, prompts: list[str], replies: list[str] | None =
 
 
 @torch.no_grad()
-def generate(
-    model: Model, tokenizer: Tokenizer, prompt: Tensor, attention: Tensor, args: Namespace
-) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+def generate(model: Model, tokenizer: Tokenizer, prompt: Tensor, attention: Tensor, args: Namespace) -> Sampled:
     """Sample replies: (tokens, attention, mask) [B, T] and texts; the mask is True on what the policy chose.
 
     Both masks come from lengths: to look for the padding's id would lose the EOS wherever the two are one token."""
@@ -104,8 +104,7 @@ def generate(
     stop = torch.isin(reply, torch.tensor(model.generation_config.eos_token_id)).long()
     chosen = stop.cumsum(1) - stop == 0  # up to and with the first EOS; behind it is padding
     texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(reply, chosen, strict=True)]
-    mask = torch.cat([torch.zeros_like(attention), chosen], 1)
-    return tokens, torch.cat([attention, chosen], 1), mask, texts
+    return tokens, torch.cat([attention, chosen], 1), torch.cat([torch.zeros_like(attention), chosen], 1), texts
 
 
 def logprobs(model: Model, tokens: Tensor, attention: Tensor, temperature: float) -> Tensor:
@@ -122,14 +121,12 @@ def advantages(rewards: Tensor, group_size: int) -> Tensor:
     return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)).flatten()
 
 
-def grpo_loss(
-    logp: Tensor, old_logp: Tensor, ref_logp: Tensor, advantage: Tensor, mask: Tensor, args: Namespace
-) -> Tensor:
+def grpo_loss(logp: Tensor, old: Tensor, ref: Tensor, advantage: Tensor, mask: Tensor, args: Namespace) -> Tensor:
     """Log-probabilities and mask [B, T], advantage [B]. Each answer counts the same, whatever its length."""
-    advantage = advantage[:, None]
-    ratio = (logp - old_logp).masked_fill(~mask, 0.0).exp()
-    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - args.clip, 1 + args.clip) * advantage)
-    gap = (ref_logp - logp).masked_fill(~mask, 0.0)
+    ratio = (logp - old).masked_fill(~mask, 0.0).exp()
+    clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
+    gain = torch.minimum(ratio * advantage[:, None], clipped * advantage[:, None])
+    gap = (ref - logp).masked_fill(~mask, 0.0)
     kl = torch.expm1(gap) - gap
     return (((args.kl_coef * kl - gain) * mask).sum(1) / mask.sum(1)).mean()
 
@@ -152,30 +149,6 @@ def warm_up(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
         update(model, optimizer, -logprobs(model, tokens, attention, 1.0)[attention].mean(), args.grad_clip)
 
 
-def train(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
-    rng, reference = random.Random(args.seed), copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
-    for epoch in range(1, args.num_epochs + 1):
-        rows = problems("train", rng)
-        for start in range(0, len(rows), args.batch_size):
-            batch = [row for row in rows[start : start + args.batch_size] for _ in range(args.group_size)]
-            prompts = encode(tokenizer, [prompt for prompt, _ in batch])
-            tokens, attention, mask, texts = generate(model, tokenizer, *prompts, args)
-            rewards = torch.tensor([reward(text, answer) for text, (_, answer) in zip(texts, batch, strict=True)])
-            advantage = advantages(rewards, args.group_size)
-            with torch.no_grad():
-                old_logp = logprobs(model, tokens, attention, args.temperature)
-                ref_logp = logprobs(reference, tokens, attention, args.temperature)
-            for _ in range(args.updates_per_batch):
-                logp = logprobs(model, tokens, attention, args.temperature)
-                loss = grpo_loss(logp, old_logp, ref_logp, advantage, mask, args)
-                update(model, optimizer, loss, args.grad_clip)
-        print(f"epoch {epoch}: reward {rewards.mean():.3f}", flush=True)
-        if args.save_every and epoch % args.save_every == 0:
-            model.save_pretrained(args.output_dir / f"epoch-{epoch}")
-            tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
-
-
 def evaluate(model: Model, tokenizer: Tokenizer, args: Namespace) -> float:
     """Mean reward of sampled answers to held-out problems, always the same ones."""
     rng = random.Random(1)
@@ -192,7 +165,26 @@ def main(argv: list[str] | None = None) -> tuple[float, float]:
     if not args.model_id:
         warm_up(model, tokenizer, args)
     before = evaluate(model, tokenizer, args)
-    train(model, tokenizer, args)
+    rng, reference = random.Random(args.seed), copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+    for epoch in range(1, args.num_epochs + 1):
+        rows = problems("train", rng)
+        for start in range(0, len(rows), args.batch_size):
+            batch = [row for row in rows[start : start + args.batch_size] for _ in range(args.group_size)]
+            prompts = encode(tokenizer, [prompt for prompt, _ in batch])
+            tokens, attention, mask, texts = generate(model, tokenizer, *prompts, args)
+            rewards = torch.tensor([reward(text, answer) for text, (_, answer) in zip(texts, batch, strict=True)])
+            advantage = advantages(rewards, args.group_size)
+            with torch.no_grad():
+                old = logprobs(model, tokens, attention, args.temperature)
+                ref = logprobs(reference, tokens, attention, args.temperature)
+            for _ in range(args.updates_per_batch):
+                logp = logprobs(model, tokens, attention, args.temperature)
+                update(model, optimizer, grpo_loss(logp, old, ref, advantage, mask, args), args.grad_clip)
+        print(f"epoch {epoch}: reward {rewards.mean():.3f}", flush=True)
+        if args.save_every and epoch % args.save_every == 0:
+            model.save_pretrained(args.output_dir / f"epoch-{epoch}")
+            tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
     after = evaluate(model, tokenizer, args)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)

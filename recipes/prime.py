@@ -25,6 +25,9 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel as Model, PreTrainedTokenizerBase as Tokenizer
 
+CHAT = "{{ bos_token }}{% for m in messages %}{{ m.content + ('\n' if m.role == 'user' else eos_token) }}{% endfor %}"
+Sampled = tuple[Tensor, Tensor, Tensor, list[str]]
+
 
 def parse_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
@@ -73,10 +76,9 @@ def load(model_id: str | None) -> tuple[Model, Tokenizer]:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}
-        config = transformers.Qwen3Config(vocab_size=len(tokenizer), **size, **heads)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(vocab_size=len(tokenizer), **size, **heads))
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    tokenizer.chat_template = tokenizer.chat_template or "{{ bos_token or '' }}{{ messages[0]['content'] }}{{ '\n' }}"
+    tokenizer.chat_template = tokenizer.chat_template or CHAT
     # A hub model's own top-k, top-p or repetition penalty would sample from another distribution than is trained.
     stop = model.generation_config.eos_token_id or tokenizer.eos_token_id
     model.generation_config = transformers.GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id)
@@ -94,9 +96,7 @@ def encode(tokenizer: Tokenizer, prompts: list[str], replies: list[str] | None =
 
 
 @torch.no_grad()
-def generate(
-    model: Model, tokenizer: Tokenizer, prompt: Tensor, attention: Tensor, args: Namespace
-) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+def generate(model: Model, tokenizer: Tokenizer, prompt: Tensor, attention: Tensor, args: Namespace) -> Sampled:
     """Sample replies: (tokens, attention, mask) [B, T] and texts; the mask is True on what the policy chose.
 
     Both masks come from lengths: to look for the padding's id would lose the EOS wherever the two are one token."""
@@ -106,8 +106,7 @@ def generate(
     stop = torch.isin(reply, torch.tensor(model.generation_config.eos_token_id)).long()
     chosen = stop.cumsum(1) - stop == 0  # up to and with the first EOS; behind it is padding
     texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(reply, chosen, strict=True)]
-    mask = torch.cat([torch.zeros_like(attention), chosen], 1)
-    return tokens, torch.cat([attention, chosen], 1), mask, texts
+    return tokens, torch.cat([attention, chosen], 1), torch.cat([torch.zeros_like(attention), chosen], 1), texts
 
 
 def logprobs(model: Model, tokens: Tensor, attention: Tensor, temperature: float) -> Tensor:
@@ -162,7 +161,22 @@ def warm_up(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
         update(model, optimizer, -logprobs(model, tokens, attention, 1.0)[attention].mean(), args.grad_clip)
 
 
-def train(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
+def evaluate(model: Model, tokenizer: Tokenizer, args: Namespace) -> float:
+    """Mean reward of sampled answers to held-out problems, always the same ones."""
+    rng = random.Random(1)
+    batch = rng.choices(problems("test", rng), k=args.eval_size)
+    *_, texts = generate(model, tokenizer, *encode(tokenizer, [prompt for prompt, _ in batch]), args)
+    print(f"  {batch[0][0]} -> {texts[0]}")
+    return sum(reward(text, answer) for text, (_, answer) in zip(texts, batch, strict=True)) / len(batch)
+
+
+def main(argv: list[str] | None = None) -> tuple[float, float]:
+    args = parse_args(argv)
+    torch.manual_seed(args.seed)
+    model, tokenizer = load(args.model_id)
+    if not args.model_id:
+        warm_up(model, tokenizer, args)
+    before = evaluate(model, tokenizer, args)
     rng, reference, phi = random.Random(args.seed), copy.deepcopy(model), copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
     phi_optimizer = torch.optim.AdamW(phi.parameters(), lr=args.reward_learning_rate, weight_decay=0.0)
@@ -191,25 +205,6 @@ def train(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
         if args.save_every and epoch % args.save_every == 0:
             model.save_pretrained(args.output_dir / f"epoch-{epoch}")
             tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
-
-
-def evaluate(model: Model, tokenizer: Tokenizer, args: Namespace) -> float:
-    """Mean reward of sampled answers to held-out problems, always the same ones."""
-    rng = random.Random(1)
-    batch = rng.choices(problems("test", rng), k=args.eval_size)
-    *_, texts = generate(model, tokenizer, *encode(tokenizer, [prompt for prompt, _ in batch]), args)
-    print(f"  {batch[0][0]} -> {texts[0]}")
-    return sum(reward(text, answer) for text, (_, answer) in zip(texts, batch, strict=True)) / len(batch)
-
-
-def main(argv: list[str] | None = None) -> tuple[float, float]:
-    args = parse_args(argv)
-    torch.manual_seed(args.seed)
-    model, tokenizer = load(args.model_id)
-    if not args.model_id:
-        warm_up(model, tokenizer, args)
-    before = evaluate(model, tokenizer, args)
-    train(model, tokenizer, args)
     after = evaluate(model, tokenizer, args)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)

@@ -13,6 +13,7 @@ teaches it not to. `python recipes/reinforce.py --baseline ema` runs offline, in
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
@@ -24,6 +25,8 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel as Model, PreTrainedTokenizerBase as Tokenizer
 
+CHAT = "{{ bos_token }}{% for m in messages %}{{ m.content + ('\n' if m.role == 'user' else eos_token) }}{% endfor %}"
+Sampled = tuple[Tensor, Tensor, Tensor, list[str]]
 KINDS = "quiet old red deep cold small green bright"
 THINGS = "river house forest market tower garden harbour road mill bridge"
 WORDS = "stone tree bird fish lamp rain wind door boat hill moon bread wool glass fire salt"
@@ -75,10 +78,9 @@ def load(model_id: str | None) -> tuple[Model, Tokenizer]:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}
-        config = transformers.Qwen3Config(vocab_size=len(tokenizer), **size, **heads)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(vocab_size=len(tokenizer), **size, **heads))
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    tokenizer.chat_template = tokenizer.chat_template or "{{ bos_token or '' }}{{ messages[0]['content'] }}{{ '\n' }}"
+    tokenizer.chat_template = tokenizer.chat_template or CHAT
     # A hub model's own top-k, top-p or repetition penalty would sample from another distribution than is trained.
     stop = model.generation_config.eos_token_id or tokenizer.eos_token_id
     model.generation_config = transformers.GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id)
@@ -98,19 +100,18 @@ def encode(tokenizer: Tokenizer, prompts: list[str], replies: list[str] | None =
 @torch.no_grad()
 def generate(
     model: Model, tokenizer: Tokenizer, prompt: Tensor, attention: Tensor, args: Namespace, *, greedy: bool = False
-) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+) -> Sampled:
     """Sample replies: (tokens, attention, mask) [B, T] and texts; the mask is True on what the policy chose.
 
     Both masks come from lengths: to look for the padding's id would lose the EOS wherever the two are one token."""
     how = {"do_sample": False} if greedy else {"do_sample": True, "temperature": args.temperature, "top_k": 0}
-    how["max_new_tokens"] = args.max_new_tokens
-    tokens = model.generate(input_ids=prompt, attention_mask=attention.long(), **how)
+    asked = {"input_ids": prompt, "attention_mask": attention.long(), "max_new_tokens": args.max_new_tokens}
+    tokens = model.generate(**asked, **how)
     reply = tokens[:, prompt.shape[1] :]
     stop = torch.isin(reply, torch.tensor(model.generation_config.eos_token_id)).long()
     chosen = stop.cumsum(1) - stop == 0  # up to and with the first EOS; behind it is padding
     texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(reply, chosen, strict=True)]
-    mask = torch.cat([torch.zeros_like(attention), chosen], 1)
-    return tokens, torch.cat([attention, chosen], 1), mask, texts
+    return tokens, torch.cat([attention, chosen], 1), torch.cat([torch.zeros_like(attention), chosen], 1), texts
 
 
 def logprobs(model: Model, tokens: Tensor, attention: Tensor, temperature: float) -> Tensor:
@@ -143,11 +144,8 @@ def update(model: Model, optimizer: torch.optim.Optimizer, loss: Tensor, grad_cl
 
 def teach(args: Namespace, rng: random.Random) -> str:
     """The teacher goes through the list of words from a random place on, but says 60 % of them again."""
-    place, vocabulary, words = rng.randrange(99), WORDS.split(), []
-    for _ in range(args.num_words + rng.randint(-2, 2)):
-        words.append(vocabulary[place % len(vocabulary)])
-        place += rng.random() < 0.4
-    return " ".join(words)
+    words, moves = WORDS.split(), (rng.random() < 0.4 for _ in range(args.num_words + rng.randint(-3, 1)))
+    return " ".join(words[place % len(words)] for place in itertools.accumulate(moves, initial=rng.randrange(99)))
 
 
 def warm_up(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
@@ -158,27 +156,6 @@ def warm_up(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
         tokens, attention = encode(tokenizer, prompts, [teach(args, rng) for _ in prompts])
         optimizer.param_groups[0]["lr"] = 3e-3 * (1 - step / args.warmup_steps)
         update(model, optimizer, -logprobs(model, tokens, attention, 1.0)[attention].mean(), args.grad_clip)
-
-
-def train(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
-    rng, ema, greedy = random.Random(args.seed), None, None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
-    for epoch in range(1, args.num_epochs + 1):
-        order = rng.sample(topics("train", args), len(topics("train", args)))
-        for start in range(0, len(order), args.batch_size):
-            prompts = encode(tokenizer, order[start : start + args.batch_size])
-            tokens, attention, mask, texts = generate(model, tokenizer, *prompts, args)
-            rewards = torch.tensor([reward(text, args) for text in texts])
-            if args.baseline == "scst":
-                *_, texts = generate(model, tokenizer, *prompts, args, greedy=True)
-                greedy = torch.tensor([reward(text, args) for text in texts])
-            advantage, ema = advantages(rewards, greedy, ema, args)
-            logp = logprobs(model, tokens, attention, args.temperature)
-            update(model, optimizer, reinforce_loss(logp, advantage, mask), args.grad_clip)
-        print(f"epoch {epoch}: reward {rewards.mean():.3f}", flush=True)
-        if args.save_every and epoch % args.save_every == 0:
-            model.save_pretrained(args.output_dir / f"epoch-{epoch}")
-            tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
 
 
 def evaluate(model: Model, tokenizer: Tokenizer, args: Namespace) -> float:
@@ -196,7 +173,25 @@ def main(argv: list[str] | None = None) -> tuple[float, float]:
     if not args.model_id:
         warm_up(model, tokenizer, args)
     before = evaluate(model, tokenizer, args)
-    train(model, tokenizer, args)
+    rng, ema, greedy = random.Random(args.seed), None, None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+    for epoch in range(1, args.num_epochs + 1):
+        order = rng.sample(topics("train", args), len(topics("train", args)))
+        for start in range(0, len(order), args.batch_size):
+            batch = order[start : start + args.batch_size]
+            prompts = encode(tokenizer, batch)
+            tokens, attention, mask, texts = generate(model, tokenizer, *prompts, args)
+            rewards = torch.tensor([reward(text, args) for text in texts])
+            if args.baseline == "scst":
+                *_, texts = generate(model, tokenizer, *prompts, args, greedy=True)
+                greedy = torch.tensor([reward(text, args) for text in texts])
+            advantage, ema = advantages(rewards, greedy, ema, args)
+            logp = logprobs(model, tokens, attention, args.temperature)
+            update(model, optimizer, reinforce_loss(logp, advantage, mask), args.grad_clip)
+        print(f"epoch {epoch}: reward {rewards.mean():.3f}", flush=True)
+        if args.save_every and epoch % args.save_every == 0:
+            model.save_pretrained(args.output_dir / f"epoch-{epoch}")
+            tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
     after = evaluate(model, tokenizer, args)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)

@@ -12,6 +12,7 @@ about a minute on two CPU threads.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
@@ -23,6 +24,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel as Model, PreTrainedTokenizerBase as Tokenizer
 
+CHAT = "{{ bos_token }}{% for m in messages %}{{ m.content + ('\n' if m.role == 'user' else eos_token) }}{% endfor %}"
 KINDS = "quiet old red deep cold small green bright"
 THINGS = "river house forest market tower garden harbour road mill bridge"
 WORDS = "stone tree bird fish lamp rain wind door boat hill moon bread wool glass fire salt"
@@ -64,11 +66,9 @@ def reward(text: str, args: Namespace) -> float:
 
 def write(args: Namespace, rng: random.Random) -> str:
     """Goes through the list of words from a random place on, and says some again: how many depends on the day."""
-    place, vocabulary, words, again = rng.randrange(99), WORDS.split(), [], rng.random()
-    for _ in range(args.num_words + rng.randint(-4, 2)):
-        words.append(vocabulary[place % len(vocabulary)])
-        place += rng.random() >= again
-    return " ".join(words)
+    words, again = WORDS.split(), rng.random()
+    moves = (rng.random() >= again for _ in range(args.num_words + rng.randint(-5, 1)))
+    return " ".join(words[place % len(words)] for place in itertools.accumulate(moves, initial=rng.randrange(99)))
 
 
 def pairs(split: str, count: int, args: Namespace) -> list[tuple[str, str, str]]:
@@ -83,9 +83,8 @@ def load(model_id: str | None) -> tuple[Model, Tokenizer]:
     """One output, in fp32 and without dropout. A language model gets a fresh head, a reward model keeps its own."""
     if model_id:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(
-            model_id, num_labels=1, dtype=torch.float32
-        )
+        how = {"num_labels": 1, "dtype": torch.float32}
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(model_id, **how)
     else:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}
@@ -94,7 +93,7 @@ def load(model_id: str | None) -> tuple[Model, Tokenizer]:
         model = transformers.AutoModelForSequenceClassification.from_config(config)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
-    tokenizer.chat_template = tokenizer.chat_template or "{{ bos_token or '' }}{{ messages[0]['content'] }}{{ '\n' }}"
+    tokenizer.chat_template = tokenizer.chat_template or CHAT
     return model.eval(), tokenizer
 
 
@@ -127,23 +126,6 @@ def compare(model: Model, tokenizer: Tokenizer, batch: list[tuple[str, str, str]
     return both[: len(batch)], both[len(batch) :]
 
 
-def train(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
-    rng, rows = random.Random(args.seed), pairs("train", args.num_pairs, args)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
-    for epoch in range(1, args.num_epochs + 1):
-        order = rng.sample(rows, len(rows))
-        for start in range(0, len(order), args.batch_size):
-            loss = preference_loss(*compare(model, tokenizer, order[start : start + args.batch_size]), args.centring)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
-            optimizer.step()
-        print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
-        if args.save_every and epoch % args.save_every == 0:
-            model.save_pretrained(args.output_dir / f"epoch-{epoch}")
-            tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
-
-
 @torch.no_grad()
 def evaluate(model: Model, tokenizer: Tokenizer, args: Namespace) -> float:
     """The share of pairs on held-out topics in which the chosen text gets strictly more; a tie counts as wrong."""
@@ -158,7 +140,20 @@ def main(argv: list[str] | None = None) -> tuple[float, float]:
     torch.manual_seed(args.seed)
     model, tokenizer = load(args.model_id)
     before = evaluate(model, tokenizer, args)
-    train(model, tokenizer, args)
+    rng, rows = random.Random(args.seed), pairs("train", args.num_pairs, args)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+    for epoch in range(1, args.num_epochs + 1):
+        order = rng.sample(rows, len(rows))
+        for start in range(0, len(order), args.batch_size):
+            loss = preference_loss(*compare(model, tokenizer, order[start : start + args.batch_size]), args.centring)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
+            optimizer.step()
+        print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
+        if args.save_every and epoch % args.save_every == 0:
+            model.save_pretrained(args.output_dir / f"epoch-{epoch}")
+            tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
     after = evaluate(model, tokenizer, args)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)

@@ -23,6 +23,8 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel as Model, PreTrainedTokenizerBase as Tokenizer
 
+CHAT = "{{ bos_token }}{% for m in messages %}{{ m.content + ('\n' if m.role == 'user' else eos_token) }}{% endfor %}"
+
 
 def parse_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
@@ -59,10 +61,9 @@ def load(model_id: str | None) -> tuple[Model, Tokenizer]:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}
-        config = transformers.Qwen3Config(vocab_size=len(tokenizer), **size, **heads)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(vocab_size=len(tokenizer), **size, **heads))
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    tokenizer.chat_template = tokenizer.chat_template or "{{ bos_token or '' }}{{ messages[0]['content'] }}{{ '\n' }}"
+    tokenizer.chat_template = tokenizer.chat_template or CHAT
     # A hub model's own top-k, top-p or repetition penalty would sample from another distribution than is trained.
     stop = model.generation_config.eos_token_id or tokenizer.eos_token_id
     model.generation_config = transformers.GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id)
@@ -106,29 +107,6 @@ def sft_loss(logp: Tensor, mask: Tensor, count: int) -> Tensor:
     return -(logp * mask).sum() / count
 
 
-def train(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
-    rng = random.Random(args.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
-    for epoch in range(1, args.num_epochs + 1):
-        # Falling to 0, for Adam's noise keeps a constant rate from settling.
-        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - (epoch - 1) / args.num_epochs)
-        rows = problems("train", rng)
-        for start in range(0, len(rows), args.batch_size):
-            tokens, attention, mask = encode(tokenizer, rows[start : start + args.batch_size])
-            for part in torch.arange(len(tokens)).split(args.micro_batch_size):
-                logp = logprobs(model, tokens[part], attention[part], 1.0)
-                loss = sft_loss(logp, mask[part], int(mask.sum()))
-                loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
-            optimizer.step()
-            optimizer.zero_grad()
-        if epoch % 10 == 0 or epoch == args.num_epochs:
-            print(f"epoch {epoch}: loss {loss.item():.3f} nats per token", flush=True)
-        if args.save_every and epoch % args.save_every == 0:
-            model.save_pretrained(args.output_dir / f"epoch-{epoch}")
-            tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
-
-
 @torch.no_grad()
 def evaluate(model: Model, tokenizer: Tokenizer, args: Namespace) -> float:
     """The share of held-out problems whose sampled answer is exactly right."""
@@ -147,7 +125,25 @@ def main(argv: list[str] | None = None) -> tuple[float, float]:
     torch.manual_seed(args.seed)
     model, tokenizer = load(args.model_id)
     before = evaluate(model, tokenizer, args)
-    train(model, tokenizer, args)
+    rng = random.Random(args.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    for epoch in range(1, args.num_epochs + 1):
+        # Falling to 0, for Adam's noise keeps a constant rate from settling.
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - (epoch - 1) / args.num_epochs)
+        rows = problems("train", rng)
+        for start in range(0, len(rows), args.batch_size):
+            tokens, attention, mask = encode(tokenizer, rows[start : start + args.batch_size])
+            for part in torch.arange(len(tokens)).split(args.micro_batch_size):
+                loss = sft_loss(logprobs(model, tokens[part], attention[part], 1.0), mask[part], int(mask.sum()))
+                loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
+            optimizer.step()
+            optimizer.zero_grad()
+        if epoch % 10 == 0 or epoch == args.num_epochs:
+            print(f"epoch {epoch}: loss {loss.item():.3f} nats per token", flush=True)
+        if args.save_every and epoch % args.save_every == 0:
+            model.save_pretrained(args.output_dir / f"epoch-{epoch}")
+            tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
     after = evaluate(model, tokenizer, args)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)

@@ -24,6 +24,10 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel as Model, PreTrainedTokenizerBase as Tokenizer
 
+CHAT = "{{ bos_token }}{% for m in messages %}{{ m.content + ('\n' if m.role == 'user' else eos_token) }}{% endfor %}"
+Sampled = tuple[Tensor, Tensor, Tensor, list[str]]
+State = tuple[tuple[int, ...], tuple[int, ...], str]  # tokens of the prompt, of the reply so far, the right answer
+
 
 def parse_args(argv: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
@@ -31,9 +35,7 @@ def parse_args(argv: list[str] | None = None) -> Namespace:
     add("--model-id", help="a directory or hub name; default: a tiny model made here")
     add("--batch-size", type=int, default=32, help="answers per batch")
     add("--continuations", type=int, default=4, help="K, for each state; the paper takes 9")
-    add(
-        "--step-end", default="", help="a step ends with the token that completes this text; default: every token's end"
-    )
+    add("--step-end", default="", help="a step ends with the token that completes this text; default: with every token")
     add("--learning-rate", type=float, default=5e-4, help="1e-6 suits a model of a billion parameters")
     add("--num-epochs", type=int, default=8, help="passes over the training problems")
     add("--updates-per-batch", type=int, default=4)
@@ -70,10 +72,9 @@ def load(model_id: str | None) -> tuple[Model, Tokenizer]:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}
-        config = transformers.Qwen3Config(vocab_size=len(tokenizer), **size, **heads)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(vocab_size=len(tokenizer), **size, **heads))
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    tokenizer.chat_template = tokenizer.chat_template or "{{ bos_token or '' }}{{ messages[0]['content'] }}{{ '\n' }}"
+    tokenizer.chat_template = tokenizer.chat_template or CHAT
     # A hub model's own top-k, top-p or repetition penalty would sample from another distribution than is trained.
     stop = model.generation_config.eos_token_id or tokenizer.eos_token_id
     model.generation_config = transformers.GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id)
@@ -91,9 +92,7 @@ def encode(tokenizer: Tokenizer, prompts: list[str], replies: list[str] | None =
 
 
 @torch.no_grad()
-def generate(
-    model: Model, tokenizer: Tokenizer, prompt: Tensor, attention: Tensor, args: Namespace
-) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+def generate(model: Model, tokenizer: Tokenizer, prompt: Tensor, attention: Tensor, args: Namespace) -> Sampled:
     """Sample replies: (tokens, attention, mask) [B, T] and texts; the mask is True on what the policy chose.
 
     Both masks come from lengths: to look for the padding's id would lose the EOS wherever the two are one token."""
@@ -103,8 +102,7 @@ def generate(
     stop = torch.isin(reply, torch.tensor(model.generation_config.eos_token_id)).long()
     chosen = stop.cumsum(1) - stop == 0  # up to and with the first EOS; behind it is padding
     texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(reply, chosen, strict=True)]
-    mask = torch.cat([torch.zeros_like(attention), chosen], 1)
-    return tokens, torch.cat([attention, chosen], 1), mask, texts
+    return tokens, torch.cat([attention, chosen], 1), torch.cat([torch.zeros_like(attention), chosen], 1), texts
 
 
 def logprobs(model: Model, tokens: Tensor, attention: Tensor, temperature: float) -> Tensor:
@@ -115,30 +113,25 @@ def logprobs(model: Model, tokens: Tensor, attention: Tensor, temperature: float
     return torch.nn.functional.pad(logp, (1, 0))
 
 
-def step_begins(tokenizer: Tokenizer, reply: tuple[int, ...], step_end: str) -> list[int]:
+def step_begins(tokenizer: Tokenizer, reply: list[int], step_end: str) -> list[int]:
     """Where the steps of a reply begin, as positions in its tokens; the first is 0."""
-    begins, text = [0], ""
-    for position, token in enumerate(reply[:-1], start=1):
-        text += tokenizer.decode([token])
-        if step_end in text:
-            begins, text = [*begins, position], ""
+    begins = [0]
+    for position in range(1, len(reply)):
+        if step_end in tokenizer.decode(reply[begins[-1] : position]):
+            begins.append(position)
     return begins
 
 
-def state_values(model: Model, tokenizer: Tokenizer, states: list[tuple], args: Namespace) -> dict[tuple, float]:
-    """The mean reward of K continuations of each (prompt tokens, reply tokens so far, answer), equal states once.
-
-    Each may be as long as a whole answer."""
+def state_values(model: Model, tokenizer: Tokenizer, states: list[State], args: Namespace) -> dict[State, float]:
+    """The mean reward of K continuations of each state, equal ones once; none outlasts the answer it belongs to."""
     rows = [state for state in dict.fromkeys(states) for _ in range(args.continuations)]
-    width = max(len(prompt) + len(reply) for prompt, reply, _ in rows)
-    padding = [[tokenizer.pad_token_id] * (width - len(prompt) - len(reply)) for prompt, reply, _ in rows]
-    tokens = [[*pad, *prompt, *reply] for pad, (prompt, reply, _) in zip(padding, rows, strict=True)]
-    attention = torch.arange(width) >= torch.tensor([[len(pad)] for pad in padding])
-    tokens, _, mask, _ = generate(model, tokenizer, torch.tensor(tokens), attention, args)
+    so_far = {"input_ids": [[*prompt, *reply] for prompt, reply, _ in rows]}
+    batch = tokenizer.pad(so_far, padding_side="left", return_tensors="pt")
+    tokens, _, mask, _ = generate(model, tokenizer, batch["input_ids"], batch["attention_mask"].bool(), args)
     values = dict.fromkeys(states, 0.0)
-    for state, row, keep in zip(rows, tokens, mask, strict=True):
-        text = tokenizer.decode([*state[1], *row[keep].tolist()], skip_special_tokens=True)
-        values[state] += reward(text, state[2]) / args.continuations
+    for state, row, chosen in zip(rows, tokens, mask, strict=True):
+        reply = [*state[1], *row[chosen].tolist()][: args.max_new_tokens]
+        values[state] += reward(tokenizer.decode(reply, skip_special_tokens=True), state[2]) / args.continuations
     return values
 
 
@@ -147,8 +140,8 @@ def advantages(rewards: Tensor, values: list[list[float]], begins: list[list[int
     result = torch.zeros(mask.shape, dtype=rewards.dtype)
     for row, (own, starts) in enumerate(zip(values, begins, strict=True)):
         columns = mask[row].nonzero().flatten()
-        for i, (value, following) in enumerate(zip(own, [*own[1:], rewards[row].item()], strict=True)):
-            result[row, columns[starts[i] :]] = following - value  # later steps overwrite their own columns
+        for start, value, following in zip(starts, own, [*own[1:], rewards[row].item()], strict=True):
+            result[row, columns[start:]] = following - value  # later steps overwrite their own columns
     return result
 
 
@@ -181,36 +174,6 @@ def warm_up(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
         update(model, optimizer, -logprobs(model, tokens, attention, 1.0)[attention].mean(), args.grad_clip)
 
 
-def train(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
-    rng = random.Random(args.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
-    for epoch in range(1, args.num_epochs + 1):
-        rows = problems("train", rng)
-        for start in range(0, len(rows), args.batch_size):
-            batch = rows[start : start + args.batch_size]
-            prompts = encode(tokenizer, [prompt for prompt, _ in batch])
-            tokens, attention, mask, texts = generate(model, tokenizer, *prompts, args)
-            rewards = torch.tensor([reward(text, answer) for text, (_, answer) in zip(texts, batch, strict=True)])
-            asked = [tuple(row[keep].tolist()) for row, keep in zip(tokens, attention & ~mask, strict=True)]
-            replies = [tuple(row[keep].tolist()) for row, keep in zip(tokens, mask, strict=True)]
-            begins = [step_begins(tokenizer, reply, args.step_end) for reply in replies]
-            states = [
-                [(asked[i], reply[:begin], batch[i][1]) for begin in begins[i]] for i, reply in enumerate(replies)
-            ]
-            found = state_values(model, tokenizer, list(itertools.chain.from_iterable(states)), args)
-            values = [[found[state] for state in own] for own in states]
-            advantage = whiten(advantages(rewards, values, begins, mask), mask)
-            with torch.no_grad():
-                old_logp = logprobs(model, tokens, attention, args.temperature)
-            for _ in range(args.updates_per_batch):
-                logp = logprobs(model, tokens, attention, args.temperature)
-                update(model, optimizer, ppo_loss(logp, old_logp, advantage, mask, args.clip), args.grad_clip)
-        print(f"epoch {epoch}: reward {rewards.mean():.3f}", flush=True)
-        if args.save_every and epoch % args.save_every == 0:
-            model.save_pretrained(args.output_dir / f"epoch-{epoch}")
-            tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
-
-
 def evaluate(model: Model, tokenizer: Tokenizer, args: Namespace) -> float:
     """Mean reward of sampled answers to held-out problems, always the same ones."""
     rng = random.Random(1)
@@ -227,7 +190,32 @@ def main(argv: list[str] | None = None) -> tuple[float, float]:
     if not args.model_id:
         warm_up(model, tokenizer, args)
     before = evaluate(model, tokenizer, args)
-    train(model, tokenizer, args)
+    rng = random.Random(args.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+    for epoch in range(1, args.num_epochs + 1):
+        rows = problems("train", rng)
+        for start in range(0, len(rows), args.batch_size):
+            batch = rows[start : start + args.batch_size]
+            prompts = encode(tokenizer, [prompt for prompt, _ in batch])
+            tokens, attention, mask, texts = generate(model, tokenizer, *prompts, args)
+            rewards = torch.tensor([reward(text, answer) for text, (_, answer) in zip(texts, batch, strict=True)])
+            states, begins = [], []
+            for i, (_, answer) in enumerate(batch):
+                prompt, reply = tokens[i][attention[i] & ~mask[i]].tolist(), tokens[i][mask[i]].tolist()
+                begins.append(step_begins(tokenizer, reply, args.step_end))
+                states.append([(tuple(prompt), tuple(reply[:begin]), answer) for begin in begins[i]])
+            found = state_values(model, tokenizer, list(itertools.chain.from_iterable(states)), args)
+            values = [[found[state] for state in own] for own in states]
+            advantage = whiten(advantages(rewards, values, begins, mask), mask)
+            with torch.no_grad():
+                old_logp = logprobs(model, tokens, attention, args.temperature)
+            for _ in range(args.updates_per_batch):
+                logp = logprobs(model, tokens, attention, args.temperature)
+                update(model, optimizer, ppo_loss(logp, old_logp, advantage, mask, args.clip), args.grad_clip)
+        print(f"epoch {epoch}: reward {rewards.mean():.3f}", flush=True)
+        if args.save_every and epoch % args.save_every == 0:
+            model.save_pretrained(args.output_dir / f"epoch-{epoch}")
+            tokenizer.save_pretrained(args.output_dir / f"epoch-{epoch}")
     after = evaluate(model, tokenizer, args)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)

@@ -196,11 +196,6 @@ class QuadraticPenalty(Constraint):
         return min(self.weight * max(self.violation, 0.0), self.max_coef)
 
 
-def loss_scale(*multipliers: float) -> float:
-    """1 / (1 + sum of the multipliers): times the whole loss it keeps steps of one size while multipliers grow."""
-    return 1.0 / (1.0 + sum(multipliers))
-
-
 def early_stop(kl: float, limit: float) -> bool:
     """Whether a rollout's updates should end: KL above the limit, or not a number."""
     return not kl <= limit

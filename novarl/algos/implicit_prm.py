@@ -32,11 +32,6 @@ def q_values(rewards: Tensor) -> Tensor:
     return rewards.cumsum(-1)
 
 
-def state_values(rewards: Tensor) -> Tensor:
-    """V_t = Q_(t-1) = sum_{i < t} r_i: token rewards [..., T] -> [..., T]. The first one is 0."""
-    return rewards.cumsum(-1).roll(1, -1).index_fill(-1, torch.zeros(1, dtype=torch.int64, device=rewards.device), 0.0)
-
-
 def step_rewards(rewards: Tensor, step: Tensor, *, count: int) -> Tensor:
     """Rewards of steps [..., K = count]: the sum of the token rewards [..., T] of each. They add up to the outcome.
 

@@ -15,6 +15,9 @@ from torch.autograd.function import once_differentiable
 
 _HALF = (torch.bfloat16, torch.float16)
 
+TILE = 1 << 18
+"""Numbers that fit in a processor's own cache beside a copy: 1 MiB of float32."""
+
 
 def logits_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """log p(targets) and the entropy of p = softmax(logits / temperature), in nats.
@@ -42,14 +45,15 @@ def chunked_logprobs(
     """`logits_logprobs(hidden @ weight.T + bias, targets, temperature)` in O(chunk * V) memory.
 
     hidden [N, D], weight [V, D], targets [N] int64, bias [V] or None; returns (logp [N], entropy [N]) in nats, both
-    differentiable in hidden, weight and bias (once). The rows are processed `chunk` at a time through one or two
-    scratch tensors [chunk, V]; the backward pass computes each chunk's logits once more instead of keeping them, turns
-    them in place into the logits' gradient
+    differentiable in hidden, weight and bias (once). The rows are processed `chunk` at a time in one scratch tensor
+    [chunk, V]. The last chunk stays there for the backward pass, which computes every other chunk's logits once more,
+    and turns them in place into the logits' gradient
 
         dz_j = g (1[j = target] - p_j) - g_H p_j (log p_j + H),      z = logits / temperature,
 
-    and adds its product with the hidden states to the weight's gradient in place. That is four matrix products where
-    the plain way takes three, against [N, V] never written, read or kept.
+    and adds its product with the hidden states to the weight's gradient in place. That is three matrix products, as
+    in the plain way, for the last chunk (often the only one) and four for the others, against [N, V] never written,
+    read or kept. What is done element by element goes through a few rows at a time, which stay in the cache.
 
     The products run in the weight's dtype; everything after them, and the sums over chunks, in at least float32, which
     is then what comes back (float64 for float64). Logits must be finite: mask a row of the vocabulary with a large
@@ -81,7 +85,7 @@ def chunked_scores(
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Keeps hidden, weight and three numbers a token (target, log-normaliser, entropy) for the backward pass."""
+    """Keeps hidden, weight, two numbers a token (target, entropy) and the last chunk's log p for the backward pass."""
 
     @staticmethod
     def forward(
@@ -89,48 +93,48 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # an unused entropy arrives as None, and its half of the work is left out
         ctx.temperature, ctx.chunk = temperature, chunk
-        wide = _accumulator(weight.dtype)
-        logp, entropy, log_norm, best = hidden.new_empty(4, len(targets), dtype=wide)
-        z_scratch, exp_scratch = _scratch(hidden, weight, chunk), _scratch(hidden, weight, chunk)
+        logp, entropy, best = hidden.new_empty(3, len(targets), dtype=_accumulator(weight.dtype))
+        scratch = _scratch(hidden, weight, chunk)
         for rows, size in _chunks(len(targets), chunk):
-            z, exp = z_scratch[:size], exp_scratch[:size]
-            _logits_into(z, hidden[rows], weight, bias, temperature)
-            top = z.amax(-1, keepdim=True)
-            z.sub_(top)
-            torch.exp(z, out=exp)
-            total = exp.sum(-1)
-            log_total = total.log()
-            log_norm[rows] = log_total + top.squeeze(-1)
-            best[rows] = -log_total
-            logp[rows] = z.gather(-1, targets[rows, None]).squeeze(-1) - log_total
-            entropy[rows] = log_total - exp.mul_(z).sum(-1) / total
-        ctx.save_for_backward(hidden, weight, bias, targets, log_norm, entropy)
+            log_p = scratch[:size]
+            _log_softmax_into(log_p, hidden[rows], weight, bias, temperature)
+            logp[rows] = log_p.gather(-1, targets[rows, None]).squeeze(-1)
+            for tile in _tiles(log_p):
+                best[rows][tile] = log_p[tile].amax(-1)
+                entropy[rows][tile] = -log_p[tile].exp().mul_(log_p[tile]).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy)
+        ctx.kept = scratch
         ctx.mark_non_differentiable(best)
         return logp, entropy, best
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, log_norm, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, entropy = ctx.saved_tensors
         want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
         wide = _accumulator(weight.dtype)
         # The chain rule's 1 / temperature, on [N] rather than on [N, V].
-        g = (torch.zeros_like(log_norm) if grad_logp is None else grad_logp) / ctx.temperature
+        g = (torch.zeros_like(entropy) if grad_logp is None else grad_logp) / ctx.temperature
         g_entropy = None if grad_entropy is None else grad_entropy / ctx.temperature
         d_hidden = torch.empty_like(hidden) if want_hidden else None
         d_weight = torch.zeros_like(weight, dtype=wide) if want_weight else None
         d_bias = torch.zeros_like(bias, dtype=wide) if want_bias else None
-        z_scratch = _scratch(hidden, weight, ctx.chunk)
-        p_scratch = None if g_entropy is None else torch.empty_like(z_scratch)
-        for rows, size in _chunks(len(targets), ctx.chunk):
-            z = z_scratch[:size]
-            _logits_into(z, hidden[rows], weight, bias, ctx.temperature)
-            z.sub_(log_norm[rows, None])
-            if g_entropy is None or p_scratch is None:
-                z.exp_().mul_(-g[rows, None])
-            else:
-                p = torch.exp(z, out=p_scratch[:size])
-                z.add_(entropy[rows, None]).mul_(-g_entropy[rows, None]).sub_(g[rows, None]).mul_(p)
+        # What the forward pass left in the scratch tensor serves once: here it becomes the gradient.
+        kept, ctx.kept = ctx.kept, None
+        scratch = _scratch(hidden, weight, ctx.chunk) if kept is None else kept
+        for rows, size in reversed(list(_chunks(len(targets), ctx.chunk))):
+            z = scratch[:size]
+            if kept is None:
+                _log_softmax_into(z, hidden[rows], weight, bias, ctx.temperature)
+            kept = None
+            for tile in _tiles(z):
+                here = z[tile]
+                if g_entropy is None:
+                    here.exp_().mul_(-g[rows][tile, None])
+                else:
+                    p = here.exp()
+                    here.add_(entropy[rows][tile, None]).mul_(-g_entropy[rows][tile, None])
+                    here.sub_(g[rows][tile, None]).mul_(p)
             z.scatter_add_(-1, targets[rows, None], g[rows, None])
             dz = z.to(weight.dtype)
             if d_hidden is not None:
@@ -170,15 +174,26 @@ def _scratch(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
     return hidden.new_empty(min(chunk, hidden.shape[0]), weight.shape[0], dtype=_accumulator(weight.dtype))
 
 
-def _logits_into(out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> None:
+def _tiles(chunk: Tensor) -> Iterator[slice]:
+    """A few rows of a chunk at a time, `TILE` numbers or one row."""
+    rows = max(1, TILE // max(1, chunk.shape[1]))
+    for start in range(0, chunk.shape[0], rows):
+        yield slice(start, start + rows)
+
+
+def _log_softmax_into(out: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> None:
+    """out = log_softmax((hidden @ weight.T + bias) / temperature)."""
     if out.dtype == weight.dtype:
         torch.mm(hidden, weight.T, out=out)
     else:
         out.copy_(torch.mm(hidden, weight.T))
-    if bias is not None:
-        out.add_(bias)
-    if temperature != 1.0:
-        out.div_(temperature)
+    for tile in _tiles(out):
+        here = out[tile]
+        if bias is not None:
+            here.add_(bias)
+        if temperature != 1.0:
+            here.div_(temperature)
+        here.copy_(torch.log_softmax(here, -1))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from novarl.algos.constraints import Constraint, Lagrangian, QuadraticPenalty
 from novarl.algos.control import Controller
-from novarl.algos.controllers import Fixed, make
+from novarl.algos.controllers import EntropyTarget, Fixed, make
 from novarl.algos.named import Algorithm
 from novarl.algos.stability import check_stability
 from novarl.config.tree import RLConfig
@@ -43,6 +43,19 @@ def kl_controller(config: RLConfig, row: Algorithm) -> Controller:
     with _under("adaptive_kl", ADAPTIVE_KEYS):
         controller = make(section.controller_type, coef=coef, target=section.target_kl, **given)
         check_stability(controller, episodes=config.prompts_per_rollout * config.responses_per_prompt)
+    return controller
+
+
+def entropy_controller(config: RLConfig, row: Algorithm) -> Controller:
+    """What moves the weight of the entropy bonus: nothing, or what keeps the entropy at a target. NovaError as above.
+
+    The row has the weight to begin with (`merge` gives one to a row whose own is 0).
+    """
+    section, coef = config.entropy, row.entropy_coef
+    if section.target is None:
+        return Fixed(coef=coef, max_coef=max(coef, 1.0))
+    controller = EntropyTarget(coef=coef, target=section.target, rate=section.rate)
+    check_stability(controller, episodes=config.prompts_per_rollout * config.responses_per_prompt)
     return controller
 
 

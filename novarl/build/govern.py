@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from novarl.algos.controllers import Fixed
 from novarl.algos.objectives import Objective, Objectives
-from novarl.build.coefficients import constraints, kl_controller
+from novarl.build.coefficients import constraints, entropy_controller, kl_controller
 from novarl.learn.governor import Governor
 from novarl.learn.guard import StepGuard
 
@@ -20,7 +19,7 @@ def build_governor(config: RLConfig, plan: RLPlan) -> Governor:
     row = plan.algorithm
     return Governor(
         kl=kl_controller(config, row),
-        entropy=Fixed(coef=row.entropy_coef, max_coef=max(row.entropy_coef, 1.0)),
+        entropy=entropy_controller(config, row),
         in_loss=row.kl_type == "loss",
         unit=config.kl.unit,
         constraints=constraints(config),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
 
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.distributed.ranks import Ranks
+
+if TYPE_CHECKING:
+    from novarl.config.tree import RLConfig
 
 
 def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ranks]:
@@ -20,6 +24,27 @@ def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ra
         torch.cuda.set_device(chosen)  # what names no index (streams, NCCL, other libraries) means this rank's own too
     ranks = Ranks.start(chosen)
     return chosen, ranks
+
+
+def divided_threads(config: RLConfig) -> tuple[int, int]:
+    """(threads of this process, threads that sample). Where a second process samples, `threads` is what both have
+    together, unless `rollout.threads` gives the second its own; each has one at least."""
+    total = config.threads or int(os.environ.get("OMP_NUM_THREADS", "2"))
+    if config.rollout.staleness == 0:
+        return total, total
+    if config.rollout.threads is not None:
+        return total, config.rollout.threads
+    return max(1, total - total // 2), max(1, total // 2)
+
+
+def check_overlap(config: RLConfig, ranks: Ranks) -> None:
+    """Refuse a second process for each of torchrun's: their collectives would meet those of the learners."""
+    if config.rollout.staleness and ranks.size > 1:
+        raise NovaError(
+            f"overlap is for one learning process, and torchrun started {ranks.size}",
+            where="rollout.staleness",
+            fix="use rollout.staleness=0, or start one process",
+        )
 
 
 def pick_device(name: str) -> torch.device:

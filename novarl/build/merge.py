@@ -20,10 +20,14 @@ READERS: dict[str, tuple[str, ...]] = {
     "lam": ("gae", "vtrace", "retrace", "td_lambda"),
     "rho_max": ("vtrace", "clipped_is"),
     "c_max": ("vtrace", "retrace"),
+    "is_level": ("clipped_is",),
     "values": TEMPORAL,
     "bootstrap_truncated": TEMPORAL,
 }
 """Which estimators look at a key of `adv`."""
+ENTROPY_START = 0.01
+"""The weight of the bonus that `entropy.target` begins with where neither the run nor the algorithm has one: it is
+adapted by factors, which no 0 would ever leave."""
 WEIGHED: tuple[str, ...] = ("vtrace", "clipped_is")
 """Estimators whose advantage of a token already has the token's own pi_old / mu in it."""
 
@@ -33,6 +37,8 @@ def merge(row: Algorithm, config: RLConfig) -> Algorithm:
     changes = _merge_credit(row, config) | _merge_surrogate(row, config)
     if config.entropy.coef is not None:
         changes["entropy_coef"] = config.entropy.coef
+    elif config.entropy.target is not None:
+        changes["entropy_coef"] = row.entropy_coef or ENTROPY_START
     if config.loss.agg is not None:
         changes["aggregation"] = config.loss.agg
     if config.dynamic_sampling.enabled is not None:
@@ -42,6 +48,7 @@ def merge(row: Algorithm, config: RLConfig) -> Algorithm:
     merged = _adapted(replace(row, **changes), config)
     _check_credit(merged, config)
     _check_kl(merged, config)
+    _check_entropy(merged, config)
     return merged
 
 
@@ -196,6 +203,17 @@ def _check_credit(merged: Algorithm, config: RLConfig) -> None:
     ):
         if not used and getattr(config, section) != type(getattr(config, section))():
             raise NovaError(f"algo={merged.name} has nothing that would read it", where=section, fix=fix)
+
+
+def _check_entropy(merged: Algorithm, config: RLConfig) -> None:
+    bound = config.constraint_optimization
+    floor = bound.entropy_constraint is not None or bound.entropy_fraction is not None
+    if config.entropy.target is not None and bound.enabled and floor:
+        raise NovaError(
+            "a controller and a constraint would both move the weight of the entropy bonus",
+            where="entropy.target",
+            fix="use one of them",
+        )
 
 
 def _check_kl(merged: Algorithm, config: RLConfig) -> None:

@@ -31,6 +31,7 @@ from novarl.learn.scorer import Scorer
 from novarl.loops.evaluate_rewards import RewardEvaluation, evaluate_rewards
 from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.state import LoopState
+from novarl.models.forward import kernel_of
 from novarl.models.load import Policy, load
 
 PreferenceSettings = DPOConfig | RMConfig
@@ -79,6 +80,7 @@ def run_preference(
         dtype=config.dtype,
         device=device,
         gradient_checkpointing=config.micro.gradient_checkpointing,
+        attn=config.attn,
     )
     if state is not None and opened.checkpoint is not None:
         check_same_model(state, config.model, policy, opened.checkpoint.path)
@@ -145,7 +147,13 @@ def _begin(
         session.bus.sinks += open_sinks(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
-    session.bus.event("start", run_dir=str(session.rundir.path), seed=config.seed, model=config.model)
+    session.bus.event(
+        "start",
+        run_dir=str(session.rundir.path),
+        seed=config.seed,
+        model=config.model,
+        attention=kernel_of(base.policy.model),
+    )
     for trouble in base.opened.troubles:
         session.bus.event("alert", message=f"resuming from an earlier checkpoint: {trouble}")
     if state is None:

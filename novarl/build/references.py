@@ -33,7 +33,7 @@ def open_reference(run: Online) -> Scorer:
         return replace(run.scorer, adapters=False)
     folder = run.session.rundir.path / "reference"
     if run.state is not None and run.state["phase"] == "rl":
-        model = freeze(load(str(folder), dtype=run.config.dtype, device=run.scorer.device).model)
+        model = freeze(load(str(folder), dtype=run.config.dtype, device=run.scorer.device, attn=run.config.attn).model)
     else:
         model = frozen_copy(run.policy.model)
         if run.ranks.rank == 0:
@@ -44,7 +44,7 @@ def open_reference(run: Online) -> Scorer:
 
 def _other(run: Online, name: str) -> nn.Module:
     """A model of its own, which must speak the policy's tokens."""
-    other = load(name, dtype=run.config.dtype, device=run.scorer.device)
+    other = load(name, dtype=run.config.dtype, device=run.scorer.device, attn=run.config.attn)
     mine, theirs = run.policy, other
     same_size = head(mine.model)[0].size(0) == head(theirs.model)[0].size(0)
     probe = "Tokens, 1 2 3:\n¿así?"

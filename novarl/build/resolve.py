@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from novarl.algos.named import ALGORITHMS, Algorithm
-from novarl.build.coefficients import constraints, kl_controller
-from novarl.build.merge import constrains_kl, merge
+from novarl.build.coefficients import constraints, entropy_controller, kl_controller
+from novarl.build.merge import WEIGHED, constrains_kl, merge
 from novarl.config.adapting import MEASURED
 from novarl.config.tree import BUILT_IN_MODELS, RLConfig, SFTConfig
 from novarl.core.errors import NovaError
@@ -85,8 +85,11 @@ def resolve_rl(config: RLConfig) -> RLPlan:
     _check_critic(algorithm, updates, config)
     _check_objectives(config, task)
     kl_controller(config, algorithm)
+    entropy_controller(config, algorithm)
     constraints(config)
     correction = config.correction.type or ("token" if config.correction.tis_max is not None else None)
+    if config.rollout.staleness and correction is None and algorithm.estimator not in WEIGHED:
+        correction = "token"
     objectives = set(config.multi_objective.objectives) if config.multi_objective.enabled else set()
     split = config.vine.split if config.vine.split is not None else task.split if task else DATA_SPLIT
     lr = config.optim.lr or _rl_rate(config.model, task)
@@ -104,8 +107,8 @@ def resolve_rl(config: RLConfig) -> RLPlan:
         or config.kl.reference != "start"
         or constrains_kl(config)
         or "kl" in objectives,
+        # A correction alone needs none: in a rollout's only update they are those of its own forward pass.
         needs_old_logp="old_logp" in algorithm.needs
-        or correction is not None
         or config.constraint_optimization.enabled
         or bool(objectives & {"kl", "entropy"}),
     )

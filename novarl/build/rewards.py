@@ -28,8 +28,11 @@ def build_rewards(config: RLConfig | EvalConfig, task: Task | None, *sets: Seque
         weights = {name: spec.weight for name, spec in config.reward.items()}
     else:
         sources, weights = {"reward": f"{config.rollout.env_path}:reward_fn"}, {"reward": 1.0}
-    columns = columns_of(*sets)
-    found = {name: find_reward(source, time_limit=limit, columns=columns) for name, source in sources.items()}
+    columns, workers = columns_of(*sets), config.rollout.reward_workers
+    found = {
+        name: find_reward(source, time_limit=limit, workers=workers, columns=columns)
+        for name, source in sources.items()
+    }
     return RewardSet(found, weights, time_limit=limit)
 
 

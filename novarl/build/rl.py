@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,11 +11,12 @@ import torch
 from novarl.build.front import open_front
 from novarl.build.judge import Judge, write_samples
 from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base, model_source
-from novarl.build.machine import start
+from novarl.build.machine import check_overlap, divided_threads, start
+from novarl.build.play import FarSampler, Play
 from novarl.build.resolve import RLPlan, resolve_rl
-from novarl.build.rewards import build_env, build_rewards, close_env
+from novarl.build.rewards import build_rewards, close_env
 from novarl.build.rows import Rows, demonstrations, raw, rl_rows
-from novarl.build.sampling import Sampler, local_engine
+from novarl.build.sampling import Sampler, training_sampler
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
 from novarl.build.stages import credit_rule, objective, online_stages
@@ -24,11 +25,10 @@ from novarl.config.load import to_yaml
 from novarl.config.tree import RLConfig
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoints
-from novarl.core.types import Prompt, Sampling, Sequence as TokenSequence
+from novarl.core.types import Engine, Prompt, Record, Sequence as TokenSequence
 from novarl.data.dataset import load_sft
 from novarl.data.pack import pack_sequences
 from novarl.distributed.ranks import Ranks
-from novarl.engines.local import LocalEngine
 from novarl.learn.agreement import switch_dropout_off
 from novarl.learn.credit import CreditRule
 from novarl.learn.objective import Objective
@@ -36,8 +36,10 @@ from novarl.learn.scorer import Scorer
 from novarl.learn.supervised import SupervisedLearner
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.offline import OfflineStages, offline
-from novarl.loops.online import online
+from novarl.loops.online import Stages, online
+from novarl.loops.stale import stale
 from novarl.loops.state import LoopState
+from novarl.models.forward import kernel_of
 from novarl.models.load import Policy, load, save
 from novarl.rewards.compose import RewardSet
 
@@ -64,19 +66,26 @@ class Online:
     policy: Policy
     rows: Rows[Prompt]
     rewards: RewardSet
-    engine: LocalEngine
     sampler: Sampler
+    play: Play
     judge: Judge
     scorer: Scorer
     objective: Objective
     credit: CreditRule
     session: Session
+    far: FarSampler | None = None
+
+    @property
+    def engine(self) -> Engine:
+        return self.sampler.engine
 
 
 def run_rl(config: RLConfig) -> dict[str, Any]:
     """Train, and return what summary.json holds. `status` is "done", or "stopped" after Ctrl-C."""
     plan = resolve_rl(config)
-    device, ranks = start(config.device, config.threads, config.seed)
+    threads, _ = divided_threads(config)
+    device, ranks = start(config.device, threads, config.seed)
+    check_overlap(config, ranks)
     opened = open_run("rl", config.run_dir, config.resume, ranks)
     if (ended := opened.finished("rl", steps=config.steps, model=config.model)) is not None:
         return ended
@@ -86,6 +95,9 @@ def run_rl(config: RLConfig) -> dict[str, Any]:
             _begin(run)
             return _drive(run)
         finally:
+            if run.far is not None:
+                run.far.close()
+            run.play.close()
             run.rewards.close()
             close_env(run.sampler.env)
             run.engine.close()
@@ -104,6 +116,7 @@ def compose(
         dtype=config.dtype,
         device=device,
         gradient_checkpointing=config.micro.gradient_checkpointing,
+        attn=config.attn,
     )
     if state is not None and opened.checkpoint is not None:
         check_same_model(state, config.model, policy, opened.checkpoint.path)
@@ -111,24 +124,9 @@ def compose(
     switch_dropout_off(policy.model)
     rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
     rewards = build_rewards(config, plan.task, rows.train, rows.held_out)
-    engine = local_engine(policy, max_batch=config.rollout.max_batch)
-    sampling = Sampling(
-        temperature=config.rollout.temperature, max_tokens=plan.max_tokens, stop=tuple(config.rollout.stop)
-    )
-    sampler = Sampler(
-        engine=engine,
-        env=build_env(config),
-        tokenizer=policy.tokenizer,
-        sampling=sampling,
-        max_turns=config.rollout.max_turns,
-        context=policy.context,
-        apply_chat_template=config.apply_chat_template,
-        samples=config.responses_per_prompt,
-        seed=config.seed,
-        greedy_twin="greedy" in plan.algorithm.needs,
-    )
+    sampler = training_sampler(config, plan, policy)
     at_eval = replace(
-        sampling,
+        sampler.sampling,
         temperature=config.eval.temperature,
         top_k=config.eval.top_k,
         top_p=config.eval.top_p,
@@ -161,8 +159,8 @@ def compose(
         policy=policy,
         rows=rows,
         rewards=rewards,
-        engine=engine,
         sampler=sampler,
+        play=Play(sampler, rewards),
         judge=judge,
         scorer=scorer,
         objective=objective(config, plan),
@@ -178,6 +176,7 @@ def _begin(run: Online) -> None:
         "kind": "rl",
         "seed": config.seed,
         "threads": torch.get_num_threads(),
+        "sampling_threads": divided_threads(config)[1],
         "ranks": run.ranks.size,
         "device": str(run.scorer.device),
         "model": fingerprint(run.policy),
@@ -196,6 +195,7 @@ def _begin(run: Online) -> None:
         seed=config.seed,
         model=config.model,
         algo=config.algo,
+        attention=kernel_of(run.policy.model),
     )
     for trouble in run.opened.troubles:
         session.bus.event("alert", message=f"resuming from an earlier checkpoint: {trouble}")
@@ -243,9 +243,10 @@ def _drive(run: Online) -> dict[str, Any]:
             steps=run.config.steps,
             done=state.step,
         )
+        loop = _loop(run, state, stages)
         if "before" not in session.facts:
             _measure(run, "before", judge)
-        session.drive(online(state, stages, steps=run.config.steps), state, judge if run.rows.held_out else None)
+        session.drive(loop, state, judge if run.rows.held_out else None)
         session.save(state)
         _measure(run, "after", judge)
     except Stopped:
@@ -266,6 +267,16 @@ def _drive(run: Online) -> dict[str, Any]:
             "after": session.facts.get("after"),
         },
     )
+
+
+def _loop(run: Online, state: LoopState, stages: Stages) -> Iterator[Record]:
+    """The loop that the configuration asks for; the sampling process of `stale` starts while the run is measured."""
+    steps = run.config.steps
+    if run.config.rollout.staleness == 0 or state.step >= steps:
+        return online(state, stages, steps=steps)
+    _, threads = divided_threads(run.config)
+    run.far = FarSampler(run, threads=threads)
+    return stale(state, stages, run.far, steps=steps)
 
 
 def _warm_up(run: Online) -> None:

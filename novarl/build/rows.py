@@ -122,6 +122,7 @@ def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[Token
         "messages_key": config.messages_key,
         "prompt_key": config.prompt_key,
         "completion_key": config.completion_key,
+        "text_key": config.text_key,
     }
     if task is not None:
         sequences, counts = load_sft(raw(demonstrations(task)), **options)

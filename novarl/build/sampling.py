@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from novarl.build.rewards import build_env
 from novarl.core.seeds import derive
 from novarl.core.types import Engine, Env, Prompt, Role, Rollout, Sampling, Tokenizer
 from novarl.engines.local import LocalEngine
 from novarl.envs.episode import run_episode
 from novarl.models.load import Policy
+
+if TYPE_CHECKING:
+    from novarl.build.resolve import RLPlan
+    from novarl.config.tree import RLConfig
 
 
 def local_engine(policy: Policy, *, max_batch: int = 64) -> LocalEngine:
@@ -44,6 +50,12 @@ class Sampler:
 
     def train(self, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Rollout]:
         """`samples` rollouts of every (group, prompt), and its greedy one where a baseline needs it."""
+        return asyncio.run(self.rollouts(asked, step))
+
+    async def rollouts(
+        self, asked: Sequence[tuple[int, Prompt]], step: int, ended: Callable[[Rollout], None] | None = None
+    ) -> list[Rollout]:
+        """As `train`; `ended` is told of each as it ends."""
         wanted: list[tuple[int, Prompt, int, Sampling, Role]] = []
         for group, prompt in asked:
             sampling = replace(self.sampling, seed=derive(self.seed, "rollout", step, group))
@@ -51,7 +63,7 @@ class Sampler:
         if self.greedy_twin:
             greedy = replace(self.sampling, temperature=0.0)
             wanted += [(group, prompt, 0, greedy, "baseline") for group, prompt in asked]
-        return asyncio.run(self._all(wanted))
+        return await self._all(wanted, ended)
 
     def evaluate(self, asked: Sequence[tuple[int, Prompt]], samples: int, sampling: Sampling) -> list[Rollout]:
         """`samples` rollouts of every prompt, by another stream than training's."""
@@ -62,9 +74,13 @@ class Sampler:
             )
         )
 
-    async def _all(self, wanted: Sequence[tuple[int, Prompt, int, Sampling, Role]]) -> list[Rollout]:
-        episodes = [
-            run_episode(
+    async def _all(
+        self,
+        wanted: Sequence[tuple[int, Prompt, int, Sampling, Role]],
+        ended: Callable[[Rollout], None] | None = None,
+    ) -> list[Rollout]:
+        async def episode(group: int, prompt: Prompt, index: int, sampling: Sampling, role: Role) -> Rollout:
+            rollout = await run_episode(
                 self.engine,
                 self.env(),
                 prompt,
@@ -77,6 +93,26 @@ class Sampler:
                 context=self.context,
                 apply_chat_template=self.apply_chat_template,
             )
-            for group, prompt, index, sampling, role in wanted
-        ]
-        return list(await asyncio.gather(*episodes))
+            if ended is not None:
+                ended(rollout)
+            return rollout
+
+        return list(await asyncio.gather(*(episode(*one) for one in wanted)))
+
+
+def training_sampler(config: RLConfig, plan: RLPlan, policy: Policy) -> Sampler:
+    """The sampler of a run, with an engine in this process."""
+    return Sampler(
+        engine=local_engine(policy, max_batch=config.rollout.max_batch),
+        env=build_env(config),
+        tokenizer=policy.tokenizer,
+        sampling=Sampling(
+            temperature=config.rollout.temperature, max_tokens=plan.max_tokens, stop=tuple(config.rollout.stop)
+        ),
+        max_turns=config.rollout.max_turns,
+        context=policy.context,
+        apply_chat_template=config.apply_chat_template,
+        samples=config.responses_per_prompt,
+        seed=config.seed,
+        greedy_twin="greedy" in plan.algorithm.needs,
+    )

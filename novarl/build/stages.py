@@ -54,8 +54,8 @@ def online_stages(run: Online) -> Stages:
     )
     return Stages(
         prompts=run.rows.train,
-        sample=run.sampler.train,
-        score=run.judge.score,
+        sample=run.play.sample,
+        score=run.play.score,
         credit=run.credit,
         learner=learner,
         governor=build_governor(config, plan),
@@ -116,29 +116,32 @@ def _surrogate(config: RLConfig, plan: RLPlan) -> Surrogate:
 
 def _correction(config: RLConfig, plan: RLPlan) -> Correction | None:
     section = config.correction
-    maximum = section.tis_max or WEIGHT_MAX
+    maximum, geometric = section.tis_max or WEIGHT_MAX, section.geometric
     return {
         None: None,
         "token": partial(off_policy.truncated_weight, maximum=maximum),
-        "sequence": partial(off_policy.sequence_truncated_weight, maximum=maximum),
+        "sequence": partial(off_policy.sequence_truncated_weight, maximum=maximum, geometric=geometric),
         "icepop": partial(off_policy.masked_weight, low=section.low, high=section.high),
-        "sequence_mask": partial(off_policy.sequence_masked_weight, low=section.low, high=section.high),
+        "sequence_mask": partial(
+            off_policy.sequence_masked_weight, low=section.low, high=section.high, geometric=geometric
+        ),
     }[plan.correction]
 
 
 def credit_rule(config: RLConfig, plan: RLPlan) -> CreditRule:
     """The first axis: the estimator, its keywords, and KL in the reward or the advantage."""
     row, adv = plan.algorithm, config.adv
-    options: dict[str, Any] = {
+    known: dict[str, dict[str, Any]] = {
         "gae": {"gamma": row.gamma, "lam": row.lam},
         "td_lambda": {"gamma": row.gamma, "lam": row.lam},
         "vtrace": {"gamma": row.gamma, "lam": row.lam, "rho_max": adv.rho_max, "c_max": adv.c_max},
         "retrace": {"gamma": row.gamma, "lam": row.lam, "c_max": adv.c_max},
         "n_step": {"gamma": row.gamma, "n": adv.n},
-        "clipped_is": {"gamma": row.gamma, "rho_max": adv.rho_max},
+        "clipped_is": {"gamma": row.gamma, "level": adv.is_level, "rho_max": adv.rho_max},
         "monte_carlo": {"gamma": row.gamma},
         "prime": {"gamma": row.gamma},
-    }.get(row.estimator, {})
+    }
+    options = known.get(row.estimator, {})
     return CreditRule(
         estimator=row.estimator,
         norm_std=row.norm_std,
@@ -148,6 +151,7 @@ def credit_rule(config: RLConfig, plan: RLPlan) -> CreditRule:
         kl_type=row.kl_type if plan.needs_reference else None,
         kl_estimator=row.kl_estimator,
         kl_coef=row.kl_coef,
+        gpg=row.surrogate == "gpg",
         options=tuple(options.items()),
         own=own_estimator(row.estimator) if is_own(row.estimator) else None,
     )

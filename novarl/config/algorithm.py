@@ -39,6 +39,9 @@ class Advantage(Node):
     """vtrace, clipped_is: the largest weight pi_old / mu of a step."""
     c_max: Above0 = 1.0
     """vtrace, retrace: the largest weight of what follows a step."""
+    is_level: Literal["decision", "trajectory"] = "decision"
+    """With estimator=clipped_is: a weight for every step and what follows it, or one for the whole answer, the product
+    of all its ratios."""
     bootstrap_truncated: bool = False
     """An answer cut off by a limit is worth its value there; false: the limit is part of the task, and the reward has
     judged the answer as it stands."""
@@ -109,8 +112,9 @@ class Vine(Node):
 
     samples: Count = 9
     """Continuations from each step's beginning."""
-    split: Text | None = None
-    """A string after which a step ends; null: the task's, a line break for a data file."""
+    split: str | None = None
+    """A string after which a step ends, every token's end where it is empty; null: the task's, a line break for a data
+    file."""
     max_steps: Count = 32
     """The most steps of an answer; what follows the last is one step."""
 
@@ -140,13 +144,16 @@ class Correction(Node):
 
     type: Literal["token", "sequence", "icepop", "sequence_mask"] | None = None
     """token, sequence: weights, cut at tis_max; icepop, sequence_mask: 1 within [low, high], else 0; null: token where
-    tis_max is given, otherwise no correction."""
+    tis_max is given or the samples are old (rollout.staleness=1), otherwise no correction."""
     tis_max: Above0 | None = None
     """The largest weight; null: 2 where the type has weights."""
     low: Above0 = 0.5
     """The smallest ratio that a mask lets pass."""
     high: Above0 = 5.0
     """The largest ratio that a mask lets pass."""
+    geometric: bool = False
+    """sequence, sequence_mask: the length-th root of an answer's ratio, which is not exact and does not explode with
+    length."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Correction:
@@ -162,6 +169,12 @@ class Correction(Node):
             "correction.low",
             f"correction.type={self.type or 'null'} has no bounds",
             "use correction.tis_max, or correction.type=icepop",
+        )
+        refuse(
+            self.geometric and self.type not in ("sequence", "sequence_mask"),
+            "correction.geometric",
+            f"correction.type={self.type or 'null'} does not weigh answers as a whole",
+            "use correction.type=sequence or sequence_mask, or leave it out",
         )
         refuse(
             self.low >= self.high, "correction.low", "no ratio lies between the bounds", "make low smaller than high"
@@ -219,7 +232,28 @@ class Entropy(Node):
     """A bonus on the policy's entropy."""
 
     coef: AtLeast0 | None = None
-    """Its weight; null: the algorithm's."""
+    """Its weight, with a target the one to begin with; null: the algorithm's, or 0.01 if that is 0 and there is a
+    target."""
+    target: Above0 | None = None
+    """Move the weight so that the entropy is this, in nats per token; null: the weight stays as it is."""
+    rate: Above0 = 0.05
+    """With a target: the most that a step changes the weight's logarithm."""
+
+    @model_validator(mode="after")
+    def _can_move(self) -> Entropy:
+        refuse(
+            self.target is not None and self.coef == 0,
+            "entropy.coef",
+            "a weight that starts at 0 stays at 0, since it is adapted by factors",
+            "start above 0, or leave entropy.coef or entropy.target out",
+        )
+        refuse(
+            self.target is None and self.rate != 0.05,
+            "entropy.rate",
+            "without a target the weight does not move",
+            "set entropy.target, or leave entropy.rate out",
+        )
+        return self
 
 
 class Loss(Node):

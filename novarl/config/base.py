@@ -68,7 +68,7 @@ class RunConfig(Config):
             f"task={self.task} and data={self.data} are both given, and rows come from one place",
             "leave one of them out",
         )
-        for name in ("prompt_key", "completion_key", "answer_key", "messages_key"):
+        for name in ("prompt_key", "completion_key", "answer_key", "messages_key", "text_key"):
             column = getattr(self, name, None)
             refuse(
                 self.task is not None and column is not None,
@@ -116,6 +116,9 @@ class TrainConfig(RunConfig):
     optim: Optim = Optim()
     lora: Lora = Lora()
     micro: Micro = Micro()
+    attn: Literal["auto", "sdpa", "flash", "eager"] = "auto"
+    """What computes attention in training: PyTorch's kernel (sdpa), flash-attn's on a GPU that has it (flash), or a
+    plain softmax (eager, slow); auto: flash where it can run, otherwise sdpa."""
 
     @model_validator(mode="after")
     def _auto_needs_a_place(self) -> TrainConfig:

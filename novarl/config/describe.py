@@ -129,7 +129,14 @@ def _training(config: TrainConfig) -> list[str]:
     fall = "" if optim.schedule == "constant" else f", then falling ({optim.schedule}) to {optim.min_lr_ratio:g} of it"
     saves = f"every {_count(config.save_every, 'step')} and at the end" if config.save_every else "at the end"
     best = " and the best" if config.keep_best else ""
-    return [f"AdamW, {rate}{warm}{fall}.", f"Saves {saves}; keeps the last {config.keep}{best}."]
+    attention = {
+        "auto": "flash-attn's kernel where it is installed and can run, otherwise PyTorch's",
+        "sdpa": "PyTorch's kernel",
+        "flash": "flash-attn's kernel",
+        "eager": "a plain softmax",
+    }
+    attends = f"Attention by {attention[config.attn]} (attn={config.attn}); beginnings that neighbours share, once."
+    return [f"AdamW, {rate}{warm}{fall}.", attends, f"Saves {saves}; keeps the last {config.keep}{best}."]
 
 
 def _greedy(n: int, k: int, when: str = "") -> str:

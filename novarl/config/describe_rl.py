@@ -63,7 +63,8 @@ CONSTRAINTS = {
 def algorithm(config: RLConfig) -> list[str]:
     """Sentences on what is learnt from a step's answers; only on the parts that the run has."""
     parts = (_credit(config), _values(config), _process(config), _loss(config), _correction(config), _kl(config))
-    return [line for line in (*parts, _controller(config), _constraint(config), _objectives(config)) if line]
+    moving = (_controller(config), _entropy(config), _constraint(config), _objectives(config))
+    return [line for line in (_overlap(config), *parts, *moving) if line]
 
 
 def unread(config: RLConfig) -> list[str]:
@@ -78,6 +79,17 @@ def unread(config: RLConfig) -> list[str]:
     return [section for section, reads in used.items() if not reads]
 
 
+def _overlap(config: RLConfig) -> str | None:
+    rollout = config.rollout
+    if rollout.staleness == 0:
+        return None
+    shared = f"{rollout.threads} CPU threads of its own" if rollout.threads else "half of the CPU threads"
+    return (
+        "Overlap: while a step's answers are learnt from, a second process samples and scores the next step's, with "
+        f"{shared} and with weights that are one step old."
+    )
+
+
 def _credit(config: RLConfig) -> str:
     adv = config.adv
     spread = ", divided by their standard deviation" if adv.norm_std else ""
@@ -85,7 +97,8 @@ def _credit(config: RLConfig) -> str:
     if adv.estimator in OVER_TIME:
         known = (("gamma", adv.gamma), ("lambda", adv.lam), ("n", adv.n if adv.estimator == "n_step" else None))
         options = ", ".join(f"{name} {value:g}" for name, value in known if value is not None)
-        return f"Credit: {OVER_TIME[adv.estimator]} over the tokens of an answer, {options}{whole}."
+        level = " of the whole answer" if (adv.estimator, adv.is_level) == ("clipped_is", "trajectory") else ""
+        return f"Credit: {OVER_TIME[adv.estimator]}{level} over the tokens of an answer, {options}{whole}."
     if adv.estimator == "prime":
         return f"Credit: the outcome and the rewards of tokens, both less those of the prompt's other responses{whole}."
     if adv.estimator is not None and adv.estimator.rpartition(":")[0]:
@@ -131,7 +144,8 @@ def _loss(config: RLConfig) -> str:
         if config.clip.low and config.clip.high
         else ""
     )
-    bonus = f"; {config.entropy.coef:g} x entropy as a bonus" if config.entropy.coef else ""
+    fixed = config.entropy.target is None and config.entropy.coef
+    bonus = f"; {config.entropy.coef:g} x entropy as a bonus" if fixed else ""
     mean = f"; {MEANS[config.loss.agg]}" if config.loss.agg else ""
     return f"Loss: {surrogate}{clip}{bonus}{mean}."
 
@@ -141,7 +155,8 @@ def _correction(config: RLConfig) -> str | None:
     if section.type is None:
         return None
     words = CORRECTIONS[section.type].format(most=section.tis_max or 0.0, low=section.low, high=section.high)
-    return f"Correction: {words}."
+    root = ", the ratio of an answer being the mean (geometric) of its tokens'" if section.geometric else ""
+    return f"Correction: {words}{root}."
 
 
 def _kl(config: RLConfig) -> str:
@@ -175,6 +190,17 @@ def _controller(config: RLConfig) -> str | None:
     return (
         f"KL coefficient: {kind} moves it{begin} so that KL is {section.target_kl:g} nats per {_unit(config)}"
         f"{bounds}{settings}."
+    )
+
+
+def _entropy(config: RLConfig) -> str | None:
+    section = config.entropy
+    if section.target is None:
+        return None
+    begin = f" from {section.coef:g}" if section.coef else ""
+    return (
+        f"Entropy bonus: its weight moves{begin} so that the entropy is {section.target:g} nats per token "
+        f"(rate {section.rate:g})."
     )
 
 

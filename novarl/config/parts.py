@@ -82,6 +82,9 @@ class Episode(Node):
     """The most answers that are sampled at the same time; changes speed and memory, never a result."""
     reward_timeout: Above0 = 10.0
     """Seconds that one call of a reward may take (for one answer; TRL's form: for all); then its process ends."""
+    reward_workers: Count | None = None
+    """Processes for a reward of your own that is not async and takes one answer, which score so many answers at a time;
+    null: by need, up to 32 where a call takes long; 1 where a score depends on the calls before it."""
 
     @model_validator(mode="after")
     def _turns_need_a_partner(self) -> Episode:
@@ -99,6 +102,22 @@ class Rollout(Episode):
 
     temperature: Above0 = 1.0
     """The learner's log-probabilities are taken at this temperature too."""
+    staleness: Literal[0, 1] = 0
+    """1: while a step's answers are learnt from, a second process samples the next step's, from weights that are one
+    step old; corrected by importance weights (`correction`)."""
+    threads: Count | None = None
+    """With staleness=1: the second process's own CPU threads, beside `threads`; null: half of `threads`, so that both
+    together have as many."""
+
+    @model_validator(mode="after")
+    def _threads_need_a_process(self) -> Rollout:
+        refuse(
+            self.threads is not None and self.staleness == 0,
+            "rollout.threads",
+            "without rollout.staleness=1 answers are sampled by the process that learns, with its threads",
+            "add rollout.staleness=1, or set threads",
+        )
+        return self
 
 
 class Evaluation(Sampled):
@@ -181,10 +200,11 @@ class Lora(Node):
 class Micro(Node):
     """How a batch is cut to fit in memory; the gradient does not depend on it."""
 
-    max_tokens: Count = 16384
-    """The most tokens in one forward and backward pass."""
+    max_tokens: Count = 2048
+    """The most tokens in one forward and backward pass, counting once what neighbours share; 2048 suits the caches of a
+    CPU, 16384 a GPU."""
     logprob_chunk: Count = 1024
-    """Tokens whose logits exist at the same time."""
+    """Tokens whose logits exist at the same time; those of the last chunk wait for the backward pass."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
 

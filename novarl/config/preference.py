@@ -11,7 +11,7 @@ from novarl.config.parts import Above0, AtLeast0, Count, Log, Rows, Text, refuse
 
 Smoothing = Annotated[float, Field(ge=0.0, lt=0.5)]
 
-_COLUMNS = ("chosen_key", "rejected_key", "label_key", "text_key")
+_COLUMNS = ("chosen_key", "rejected_key", "label_key")
 
 
 class PreferenceConfig(TrainConfig):
@@ -27,9 +27,10 @@ class PreferenceConfig(TrainConfig):
     """The column that says whether an answer or a text is good; null: `label`."""
     text_key: Text | None = None
     """The column with a text that has a label; null: `text`."""
-    on_long: Literal["truncate", "refuse"] = "truncate"
+    on_long: Literal["truncate", "keep_end", "refuse"] = "truncate"
     """A row longer than `max_length`: its prompt loses its beginning (half of `max_length` is kept), then its answer
-    its end; or it is left out. Counted either way."""
+    its end; keep_end: the same, but a text without a prompt loses its beginning; refuse: it is left out. Counted
+    whichever it is."""
     steps: Count | None = None
     """Optimiser updates; null: as many as `epochs` takes."""
     epochs: Annotated[float, Field(gt=0.0)] | None = None

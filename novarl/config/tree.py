@@ -160,6 +160,8 @@ class SFTConfig(TrainConfig):
 
     completion_key: Text | None = None
     """The column with the answer to learn; null: found by its usual names."""
+    text_key: Text | None = None
+    """The column with texts to learn whole, without a prompt; null: `text`, where nothing else fits."""
     on_long: Literal["truncate", "refuse"] = "truncate"
     """A row longer than `max_length` is cut at its end, or left out; counted either way."""
     steps: Count | None = None

@@ -13,7 +13,8 @@ from novarl.data.formats import BadRow, Columns, Refused, detect, rl_example, sf
 from novarl.data.render import Rendered, render_prompt, render_sft
 from novarl.data.sources import RawRow, read
 
-OnLong = Literal["truncate", "refuse"]
+OnLong = Literal["truncate", "keep_end", "refuse"]
+"""`keep_end` is `truncate` but for labelled texts (`data.pairs`), of which it keeps the end."""
 Report = Callable[[BadRow], None]
 Source = str | Path | Iterable[RawRow]
 Item = TypeVar("Item")
@@ -86,6 +87,7 @@ def load_sft(
     messages_key: str | None = None,
     prompt_key: str | None = None,
     completion_key: str | None = None,
+    text_key: str | None = None,
     max_bad_rows: float = 0.01,
     report: Report | None = None,
     sizes: list[int] | None = None,
@@ -93,16 +95,16 @@ def load_sft(
     """The sequences to imitate, in the data's order; several for a row whose earlier turns the chat template rewrites:
     how many for each row used is added to `sizes`.
 
-    A row of more than `max_length` tokens loses its tail (and is refused if nothing to learn remains), or is refused
+    A column of texts (`text`) is learnt whole, without chat template: language modelling. A row of more than
+    `max_length` tokens loses its tail (and is refused if nothing to learn remains), or is refused
     with `on_long="refuse"`. Everything else is as in `load_rl`.
     """
 
     def build(row: RawRow) -> tuple[list[Sequence], bool]:
         example = sft_example(row, columns)
-        part = columns.messages or columns.completion or ""
-        rendered = render_sft(
-            tokenizer, example.messages, context=example.context, apply_chat_template=apply_chat_template
-        )
+        part = columns.messages or columns.completion or columns.text or ""
+        templated = apply_chat_template and columns.text is None
+        rendered = render_sft(tokenizer, example.messages, context=example.context, apply_chat_template=templated)
         longest = max(len(tokens) for tokens, _ in rendered)
         if longest > max_length and on_long == "refuse":
             raise Refused(part, f"the row has {longest} tokens, more than max_length={max_length}")
@@ -114,7 +116,7 @@ def load_sft(
 
     check_limits(max_length, max_bad_rows)
     rows, where = open_rows(source, split)
-    columns = detect(rows, "sft", keys=Columns(messages_key, prompt_key, completion_key), where=where)
+    columns = detect(rows, "sft", keys=Columns(messages_key, prompt_key, completion_key, text=text_key), where=where)
     return load_rows(rows, build, max_bad_rows=max_bad_rows, report=report, where=where, sizes=sizes)
 
 

@@ -3,6 +3,7 @@
 | purpose | columns |
 |---|---|
 | SFT | `messages`, with an assistant turn · `prompt` and `completion` (or `response`): strings or lists of messages |
+| SFT | `text`, learnt whole, where neither is there |
 | RL | `messages`, the last turn not the assistant's · `prompt`: string or list of messages; with or without `answer` |
 
 Any other names are given by keys. The format is read off the first rows; every row is then held to it.
@@ -35,6 +36,7 @@ class Columns:
     prompt: str | None = None
     completion: str | None = None
     answer: str | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,13 @@ def detect(rows: Sequence[RawRow], purpose: Purpose, *, keys: Columns, where: st
     if keys.messages is not None and (keys.prompt is not None or keys.completion is not None):
         fix = "keep messages_key, or prompt_key (and completion_key)"
         raise NovaError("messages_key and prompt_key exclude each other", where=where, fix=fix)
+    if keys.text is not None and (keys.messages or keys.prompt or keys.completion):
+        what = "text_key is for texts without a prompt, and another key says where the conversation is"
+        raise NovaError(what, where=where, fix="keep text_key, or the others")
     present, names = columns_seen(rows, asdict(keys), where=where)
     found = _sft_columns(present, keys) if purpose == "sft" else _rl_columns(present, keys)
     if len(found) != 1:
-        keys_to_set = "messages_key, or prompt_key and completion_key"
+        keys_to_set = "messages_key, or prompt_key and completion_key, or text_key"
         fix = f"set {keys_to_set if purpose == 'sft' else 'messages_key or prompt_key, and answer_key if there is one'}"
         what = "no known format" if not found else "more than one format"
         raise NovaError(f"{what} fits the columns: {names}", where=where, fix=fix)
@@ -110,6 +115,8 @@ def columns_seen(rows: Sequence[RawRow], keys: Mapping[str, str | None], *, wher
 
 
 def _sft_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
+    if keys.text is not None:
+        return [Columns(text=keys.text)]
     if keys.messages is not None:
         return [Columns(messages=keys.messages)]
     completion = keys.completion or next((name for name in ("completion", "response") if name in present), None)
@@ -117,7 +124,9 @@ def _sft_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
     pairs = [Columns(prompt=prompt, completion=completion)] if prompt and completion else []
     if keys.prompt is not None or keys.completion is not None:
         return pairs
-    return pairs + ([Columns(messages="messages")] if "messages" in present else [])
+    found = pairs + ([Columns(messages="messages")] if "messages" in present else [])
+    # A text says nothing of who speaks, so it is read only where nothing else can be.
+    return found or ([Columns(text="text")] if "text" in present else [])
 
 
 def _rl_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
@@ -131,8 +140,14 @@ def _rl_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
 
 
 def sft_example(row: RawRow, columns: Columns) -> Example:
-    """A conversation to learn from. Every assistant turn of `messages`, or of `completion`, is trained on."""
+    """A conversation to learn from. Every assistant turn of `messages`, or of `completion`, is trained on; a `text` is
+    one turn without a prompt."""
     value = row_value(row)
+    if columns.text is not None:
+        text = cell(value, columns.text)
+        if not isinstance(text, str):
+            raise Refused(columns.text, f"must be a string, not {json_kind(text)}")
+        return Example(row.where, turns_of(value, columns.text, "assistant"), 0)
     if columns.messages is not None:
         messages, context = messages_of(cell(value, columns.messages), columns.messages), 0
         name = columns.messages

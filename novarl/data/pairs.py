@@ -66,8 +66,8 @@ class Reading:
     """How rows become tokens: as in `dataset.load_sft`, whose limits and reports these are.
 
     Where a side has more than `max_length` tokens, the prompt loses its beginning (but keeps half of `max_length`) and
-    then the answer its tail; a text loses its tail. A row is refused where nothing of an answer is left, where both
-    sides are then equal, and with `on_long="refuse"` in any case.
+    then the answer its tail; a text loses its tail, with `on_long="keep_end"` its beginning. A row is refused where
+    nothing of an answer is left, where both sides are then equal, and with `on_long="refuse"` in any case.
     """
 
     tokenizer: Tokenizer
@@ -138,8 +138,11 @@ def _labelled(example: LabelledExample, columns: PairColumns, reading: Reading) 
     long = len(tokens) > reading.max_length
     if long:
         _refuse_long(len(tokens), columns.text or "", reading)
-        # A text that was cut ends like one that was not: its end token is where a classifier reads it.
-        tokens = (*tokens[: reading.max_length - 1], tokens[-1])
+        if reading.on_long == "keep_end":
+            begin = mask.index(True)  # the bos token, where there is one, stays
+            tokens = tokens[:begin] + tokens[len(tokens) - reading.max_length + begin :]
+        else:  # it ends like one that was not cut: its end token is where a classifier reads it
+            tokens = (*tokens[: reading.max_length - 1], tokens[-1])
     if len(tokens) < 2:
         raise Refused(columns.text or "", f"no token to learn lies within max_length={reading.max_length}")
     return as_sequence((tokens, mask[: len(tokens)])), long

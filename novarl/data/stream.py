@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
+
+
+@lru_cache(maxsize=4)
+def _order(length: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """The rows of an epoch, shuffled. Kept, as a loop asks for a few rows at a time and there may be millions."""
+    order = list(range(length))
+    random.Random(derive(seed, "shuffle", epoch)).shuffle(order)
+    return tuple(order)
 
 
 class Stream:
@@ -24,7 +33,6 @@ class Stream:
         if length < 1:
             raise NovaError("there are no rows to draw from", where="data", fix="give it at least one usable row")
         self.length, self.seed, self.position = length, seed, 0
-        self._epoch, self._order = -1, list[int]()
 
     def take(self, k: int) -> list[tuple[int, int]]:
         """The next `k` rows, as (epoch, index); goes on into the next epochs as needed."""
@@ -34,10 +42,7 @@ class Stream:
 
     def _at(self, position: int) -> tuple[int, int]:
         epoch, offset = divmod(position, self.length)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, list(range(self.length))
-            random.Random(derive(self.seed, "shuffle", epoch)).shuffle(self._order)
-        return epoch, self._order[offset]
+        return epoch, _order(self.length, self.seed, epoch)[offset]
 
     def state_dict(self) -> dict[str, Any]:
         return {"length": self.length, "seed": self.seed, "position": self.position}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from novarl.core.errors import NovaError
@@ -16,10 +17,18 @@ from novarl.engines.requests import Request
 from novarl.engines.runner import ROWS, ModelRunner, Prefill
 from novarl.engines.sampling import Choice, Parameters, choose
 from novarl.engines.stops import Decode, StopRule
+from novarl.models.decode import Segment
 from novarl.models.kv_cache import KVCache, extent, round_up
+
+_SHORT = 96
+"""Rows with up to this many tokens are read together, those with up to twice as many, and so on: in each run of rows
+attention reads as many slots as the longest needs, and each run costs some launches."""
 
 _STATE = np.dtype([("length", np.int64), ("count", np.int64), ("limit", np.int64), ("last", np.int64)])
 _SAMPLED = np.dtype([("token", np.int64), ("logp", np.float32), ("kept_logmass", np.float32), ("version", np.int64)])
+
+_FIRST_SLOTS = 256
+"""Room for tokens to begin with, where a request may need it; doubled when it is full."""
 
 _FIRST_COLUMNS = 64
 """Room for sampled tokens to begin with; doubled when it is full."""
@@ -37,8 +46,9 @@ class Row:
 class Batch:
     """Up to `max_batch` requests decoded side by side.
 
-    Active rows are always rows 0 .. size - 1: arrivals are appended, and the last rows move into the places of finished
-    ones, so a finished row costs one row's copy and nothing per step. Counters and what was sampled live in arrays, one
+    Active rows are always rows 0 .. size - 1, long ones before short ones so that attention need not read for all what
+    the longest needs: arrivals are appended, and rows move when others have ended or they have outgrown their size,
+    which costs a copy of them and nothing per step. Counters and what was sampled live in arrays, one
     entry a row (`length` counts the prompt too, `last` is the token to feed next), and become tuples when a row ends.
     """
 
@@ -50,6 +60,7 @@ class Batch:
         self._rows: list[Row] = []
         self._state = np.zeros(rows, _STATE)
         self._sampled = np.zeros((rows, _FIRST_COLUMNS), _SAMPLED)
+        self._places = np.zeros(0, np.int64)
         self._regroup()
 
     @property
@@ -79,24 +90,25 @@ class Batch:
 
     def drop_cancelled(self) -> None:
         """Let go of the rows whose requests nobody waits for any more."""
-        self._remove([index for index, row in enumerate(self._rows) if row.request.future.done()])
+        self._keep([index for index, row in enumerate(self._rows) if not row.request.future.done()])
 
     def _decode_rows(self) -> Tensor:
         """Logits [size, V] after feeding every row's last token. Rows that only pad feed slot 0 of an idle row."""
         size, width = len(self), round_up(len(self), ROWS)
         tokens, slots = np.full(width, self._runner.pad_id, np.int64), np.zeros(width, np.int64)
         tokens[:size], slots[:size] = self._state["last"][:size], self._state["length"][:size] - 1
-        wanted = extent(int(slots.max()) + 1)
-        self._cache.reserve(wanted)
+        segments = self._segments(width)
+        self._cache.reserve(max(slots for _, _, slots in segments), rows=size)
         device = self._runner.device
         fed, at = torch.from_numpy(tokens).to(device), torch.from_numpy(slots).to(device)
-        return self._runner.decode(fed, at, self._cache, extent=wanted)[:size]
+        return self._runner.decode(fed, at, self._cache, segments)[:size]
 
     def _add(self, requests: Sequence[Request], prefill: Prefill) -> None:
         """Give each request a row that holds the prompt."""
         length = len(prefill.prompt)
         rows = range(len(self), len(self) + len(requests))
-        self._cache.reserve(extent(length + 1))
+        longest = extent(length + max(request.limit for request in requests))
+        self._cache.reserve(max(min(longest, _FIRST_SLOTS), extent(length + 1)), rows=len(self))
         self._cache.insert(rows, prefill.cache, prefill.row, length=length)
         for row, request in zip(rows, requests, strict=True):
             sampling = request.sampling
@@ -132,9 +144,13 @@ class Batch:
         for index in self._watched:
             stops = self._rows[index].stops
             stopped[index] |= stops is not None and stops.feed(int(tokens[index]))
-        ended = np.flatnonzero(stopped | (state["count"] >= state["limit"])).tolist()
-        finished = [(self._rows[index].request, self._completion(index, bool(stopped[index]))) for index in ended]
-        self._remove(ended)
+        ended = stopped | (state["count"] >= state["limit"])
+        finished = [
+            (self._rows[index].request, self._completion(index, bool(stopped[index])))
+            for index in np.flatnonzero(ended).tolist()
+        ]
+        if finished or len(self._places) != size or (self._sizes(state["length"]) != self._places).any():
+            self._keep(np.flatnonzero(~ended))
         return finished
 
     def _completion(self, row: int, stopped: bool) -> Completion:
@@ -148,17 +164,33 @@ class Batch:
             finish_reason="stop" if stopped else "length",
         )
 
-    def _remove(self, gone: Sequence[int]) -> None:
-        """Close the holes of the rows `gone` (rising) by the last rows that stay."""
-        if not gone:
-            return
-        left = len(self) - len(gone)
-        holes = [row for row in gone if row < left]
-        movers = sorted(set(range(left, len(self))) - set(gone))
-        if holes:
-            self._cache.move(holes, movers, int(self._state["length"][movers].max()))
-            self._state[holes], self._sampled[holes] = self._state[movers], self._sampled[movers]
-        for hole, mover in zip(holes, movers, strict=True):
-            self._rows[hole] = self._rows[mover]
-        del self._rows[left:]
+    def _keep(self, staying: Sequence[int] | NDArray[np.int64]) -> None:
+        """Rows `staying` become rows 0 .. n - 1, the longest sizes first; who is in a place of its size stays there."""
+        lengths, old = self._state["length"], np.asarray(staying, np.int64)
+        sizes = self._sizes(lengths[old])
+        self._places = -np.sort(-sizes)
+        settled = old < len(old)
+        settled[settled] = self._places[old[settled]] == sizes[settled]
+        places = np.setdiff1d(np.arange(len(old)), old[settled], assume_unique=True)
+        movers = old[~settled][np.argsort(-sizes[~settled], kind="stable")]
+        if len(movers):
+            self._cache.move(places.tolist(), movers.tolist(), int(lengths[movers].max()))
+            self._state[places], self._sampled[places] = self._state[movers], self._sampled[movers]
+            for place, row in zip(places, [self._rows[mover] for mover in movers], strict=True):
+                self._rows[place] = row
+        del self._rows[len(old) :]
         self._regroup()
+
+    def _sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """0 for rows of up to _SHORT tokens, 1 for those of up to twice as many, and so on."""
+        if not self._runner.reads_segments:
+            return np.zeros_like(lengths)
+        return np.ceil(np.log2(np.maximum(lengths, _SHORT) / _SHORT)).astype(np.int64)
+
+    def _segments(self, width: int) -> list[Segment]:
+        """The runs of rows of a size in rows 0 .. width - 1; those that pad go with the last."""
+        starts = [0, *(np.flatnonzero(np.diff(self._places)) + 1).tolist()]
+        lengths = self._state["length"]
+        ends = [*starts[1:], len(self)]
+        slots = [extent(int(lengths[start:end].max())) for start, end in zip(starts, ends, strict=True)]
+        return list(zip(starts, [*starts[1:], width], slots, strict=True))

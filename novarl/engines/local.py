@@ -19,6 +19,9 @@ from novarl.engines.batch import Batch
 from novarl.engines.requests import Queue, Request, checked_limit
 from novarl.engines.runner import ModelRunner, Prefill
 
+KEPT_SLOTS = 4096
+"""Prefills are kept for whoever begins alike while they take no more than this many slots of key/value cache."""
+
 
 class LocalEngine:
     """Samples completions from a model in this process; implements `novarl.core.types.Engine`.
@@ -50,7 +53,7 @@ class LocalEngine:
         self._queue = Queue()
         self._outstanding: set[Request] = set()
         self._driver: asyncio.Task[None] | None = None
-        self._carried: Prefill | None = None
+        self._recent: dict[tuple[int, ...], Prefill] = {}
         self._some_cancelled = False
         self._closed = False
 
@@ -91,7 +94,8 @@ class LocalEngine:
         if weights is not None:
             _copy_weights(self._runner.model, dict(weights))
         self.version = version
-        self._carried = None
+        self._runner.refresh()
+        self._recent.clear()
 
     def close(self) -> None:
         """Cancel what is being sampled (those who wait get CancelledError) and refuse further requests."""
@@ -103,6 +107,7 @@ class LocalEngine:
 
     async def _drive(self) -> None:
         """Step until nobody waits. Nothing of a stretch outlives it: idle, an engine holds no cache."""
+        self._runner.refresh()
         batch = Batch(self._runner, self._decode, max_batch=self._max_batch, eos_ids=self._eos_ids)
         try:
             while True:
@@ -121,21 +126,30 @@ class LocalEngine:
             raise
         finally:
             # In the same breath as the last look at the queue: no request can fall between.
-            self._driver = self._carried = None
+            self._driver = None
+            self._recent.clear()
 
     def _arrivals(self, free: int) -> list[tuple[list[Request], Prefill]]:
-        """Take up to `free` waiting requests, with one prefill for each prompt. The last is kept: where the batch is
-        full, the rest of a group arrives later."""
+        """Take up to `free` waiting requests, with one prefill for each prompt.
+
+        The latest prefills are kept: where the batch is full, the rest of a group arrives later, and a conversation
+        that goes on, or another continuation of the same beginning, repeats what has been run. (What rows decoded is
+        not kept for that: run as a prompt it has other last bits, and would depend on what was still there.)
+        """
         groups = []
         while requests := self._queue.take(free):
             groups.append(requests)
             free -= len(requests)
-        carried = {} if self._carried is None else {self._carried.prompt: self._carried}
-        prompts = [requests[0].prompt for requests in groups]
-        new = self._runner.prefill([prompt for prompt in prompts if prompt not in carried])
-        prefills = carried | {prefill.prompt: prefill for prefill in new}
-        if prompts:
-            self._carried = prefills[prompts[-1]]
+        if not groups:
+            return []
+        asked = dict.fromkeys(requests[0].prompt for requests in groups)
+        new = self._runner.prefill([prompt for prompt in asked if prompt not in self._recent], self._recent.values())
+        prefills = self._recent | {prefill.prompt: prefill for prefill in new}
+        # Those just asked for come last, and the oldest go first; the very last stays in any case.
+        self._recent = {prompt: prefill for prompt, prefill in prefills.items() if prompt not in asked}
+        self._recent |= {prompt: prefills[prompt] for prompt in asked}
+        while len(self._recent) > 1 and _slots(self._recent.values()) > KEPT_SLOTS:
+            del self._recent[next(iter(self._recent))]
         return [(requests, prefills[requests[0].prompt]) for requests in groups]
 
     def _end_requests(self, error: BaseException) -> None:
@@ -157,6 +171,12 @@ class LocalEngine:
         self._queue.clear()
         self._outstanding.clear()
         self._driver.get_coro().close()
+
+
+def _slots(prefills: Iterable[Prefill]) -> int:
+    """The memory that prefills hold, in slots of one row; those that were run together share a cache."""
+    caches = {id(prefill.cache): prefill.cache for prefill in prefills}
+    return sum(cache.rows * cache.capacity for cache in caches.values())
 
 
 def sample_all(engine: LocalEngine, requests: Iterable[tuple[Sequence[int], Sampling, str]]) -> list[Completion]:

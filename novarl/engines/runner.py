@@ -8,8 +8,9 @@ of experts multiplies as many rows by an expert as were routed to it, so its las
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
 from novarl.models.attention import PACKING_ATTENTION
+from novarl.models.decode import LeanDecoder, Segment, is_plain
 from novarl.models.forward import autocast, backbone, head
 from novarl.models.kv_cache import KVCache, attention_mask, extent, round_up
 
@@ -26,6 +28,9 @@ ROWS = 4
 
 PREFILL_TOKENS = 2048
 """Prompts are prefilled together up to this many tokens, padding included; a longer prompt goes alone."""
+
+SHARED = 16
+"""The least number of tokens that are worth sharing between two prompts."""
 
 FORWARD_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 """What a forward pass raises that was given a cache or a mask it does not understand."""
@@ -54,44 +59,81 @@ class ModelRunner:
         self.device, self.vocabulary = weight.device, len(weight)
         self.dtype = compute_dtype or weight.dtype
         self._masks = _Masks(model, self.dtype)
+        self._lean: LeanDecoder | None = None
+        self.refresh()
         self._check_cache()
 
+    @property
+    def reads_segments(self) -> bool:
+        """Whether `decode` reads no more of the cache than each segment says; otherwise as much as the longest row."""
+        return self._lean is not None
+
+    def refresh(self) -> None:
+        """Take over weights that have changed."""
+        with self._evaluating():
+            if not is_plain(self.model):
+                self._lean = None
+            elif self._lean is None:
+                self._lean = LeanDecoder(self.model, self.dtype)
+            else:
+                self._lean.refresh()
+
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> list[Prefill]:
-        """Run prompts, those of like length together, and return them in their order."""
+    def prefill(self, prompts: Sequence[tuple[int, ...]], known: Iterable[Prefill] = ()) -> list[Prefill]:
+        """Run prompts, those of like length together, and return them in their order.
+
+        A prompt that begins as one of `known` does, or as a longer one among themselves, is run from there on alone;
+        the bits are the same, since what is run at once is padded to a multiple of ROWS tokens.
+        """
         done: dict[int, Prefill] = {}
-        waiting = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
-        while waiting:
-            width = round_up(len(prompts[waiting[0]]), ROWS)
-            count = max(1, PREFILL_TOKENS // width)
-            together, waiting = waiting[:count], waiting[count:]
-            done |= zip(together, self._prefill([prompts[index] for index in together], width), strict=True)
+        first, after = _leaders(prompts, known)
+        for together in _alike(first, lambda index: len(prompts[index])):
+            done |= zip(together, self._prefill([(prompts[index], None) for index in together]), strict=True)
+        shared: dict[int, tuple[Prefill, int]] = {
+            index: (done[leader] if isinstance(leader, int) else leader, length)
+            for index, (leader, length) in after.items()
+        }
+        for together in _alike(shared, lambda index: len(prompts[index]) - shared[index][1]):
+            work = [(prompts[index], shared[index]) for index in together]
+            done |= zip(together, self._prefill(work), strict=True)
         return [done[index] for index in range(len(prompts))]
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]], width: int) -> list[Prefill]:
-        """Run prompts side by side, each padded to `width` tokens after its end, where no token of it looks."""
-        tokens = torch.full((len(prompts), width), self.pad_id)
-        for row, prompt in enumerate(prompts):
-            tokens[row, : len(prompt)] = torch.tensor(prompt)
-        positions = torch.arange(width, device=self.device).expand(len(prompts), width)
-        slots = extent(width)
-        cache = KVCache(len(prompts), slots, dtype=self.dtype)
+    def _prefill(self, work: Sequence[tuple[tuple[int, ...], tuple[Prefill, int] | None]]) -> list[Prefill]:
+        """Run prompts side by side, each after what it shares with another prefill and how many tokens that is (None:
+        nothing), padded to a common width after its end, where no token of it looks."""
+        starts = [0 if shared is None else shared[1] for _, shared in work]
+        rests = [prompt[start:] for (prompt, _), start in zip(work, starts, strict=True)]
+        width = round_up(max(map(len, rests)), ROWS)
+        slots = extent(max(starts) + width)
+        cache = KVCache(len(work), slots, dtype=self.dtype)
+        tokens = torch.full((len(work), width), self.pad_id)
+        for row, ((_, shared), rest) in enumerate(zip(work, rests, strict=True)):
+            tokens[row, : len(rest)] = torch.tensor(rest)
+            if shared is not None:
+                cache.insert([row], shared[0].cache, shared[0].row, length=shared[1])
+        positions = torch.arange(width, device=self.device) + torch.tensor(starts, device=self.device)[:, None]
         # The head multiplies a multiple of ROWS rows here too: the first is repeated.
-        rows = torch.tensor([*range(len(prompts)), *[0] * (-len(prompts) % ROWS)], device=self.device)
-        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)[rows]
+        rows = torch.tensor([*range(len(work)), *[0] * (-len(work) % ROWS)], device=self.device)
+        last = torch.tensor([len(rest) - 1 for rest in rests], device=self.device)[rows]
         with self._sampling():
-            hidden = self._hidden(tokens.to(self.device), positions, cache, extent=slots)
+            hidden = self._hidden(tokens.to(self.device), positions, cache, [(0, len(work), slots)])
             logits = self._logits(hidden[rows, last])
-        return [Prefill(prompt, cache, row, logits[row]) for row, prompt in enumerate(prompts)]
+        return [Prefill(prompt, cache, row, logits[row]) for row, (prompt, _) in enumerate(work)]
 
     @torch.no_grad()
-    def decode(self, tokens: Tensor, positions: Tensor, cache: KVCache, *, extent: int) -> Tensor:
-        """Logits [B, V] after feeding one token a row [B] at slots `positions` [B]; B a multiple of ROWS."""
+    def decode(self, tokens: Tensor, positions: Tensor, cache: KVCache, segments: Sequence[Segment]) -> Tensor:
+        """Logits [B, V] after feeding one token a row [B] at slots `positions` [B]; B a multiple of ROWS.
+
+        `segments` cut the rows into runs, each with the number of slots that it needs to read.
+        """
         with self._sampling():
-            hidden = self._hidden(tokens[:, None], positions[:, None], cache, extent=extent)
+            hidden = self._hidden(tokens[:, None], positions[:, None], cache, segments)
             return self._logits(hidden[:, 0].contiguous())
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, cache: KVCache, *, extent: int) -> Tensor:
+    def _hidden(self, tokens: Tensor, positions: Tensor, cache: KVCache, segments: Sequence[Segment]) -> Tensor:
+        if self._lean is not None:
+            return self._lean.hidden(tokens, positions, cache, segments)
+        extent = max(extent for _, _, extent in segments)
         cache.place(positions, extent)
         mask = self._masks.build(positions, extent)
         arguments: dict[str, Any] = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache}
@@ -105,8 +147,12 @@ class ModelRunner:
         weight, bias = head(self.model)
         return nn.functional.linear(hidden.to(weight.dtype), weight, bias)
 
+    def _sampling(self) -> AbstractContextManager[None]:
+        """What the forward pass of sampling runs in; the lean one knows no dropout."""
+        return self._evaluating() if self._lean is None else nullcontext()
+
     @contextmanager
-    def _sampling(self) -> Iterator[None]:
+    def _evaluating(self) -> Iterator[None]:
         """Dropout off; every module's own mode is put back afterwards, since the learner shares the modules."""
         training = [module for module in self.model.modules() if module.training]
         for module in training:
@@ -134,8 +180,8 @@ class ModelRunner:
             for row, prefill in enumerate(self.prefill([tuple(sequence[:-2]) for sequence in sequences])):
                 cache.insert([row], prefill.cache, prefill.row, length=len(prefill.prompt))
             for step in range(2):
-                logits = self.decode(fed[:, step], at[:, step], cache, extent=slots)
-            with self._sampling():
+                logits = self.decode(fed[:, step], at[:, step], cache, [(0, ROWS, slots)])
+            with self._evaluating():
                 true = torch.stack([self._uncached(sequence) for sequence in sequences])
         except FORWARD_ERRORS as error:
             raise _refusal(self.model, f"its forward pass fails with a plain key/value cache: {error}") from error
@@ -185,6 +231,49 @@ class _Masks:
                 mask = torch.zeros(mask.shape, dtype=self.additive, device=mask.device).masked_fill(~mask, lowest)
             masks[name] = mask
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _leaders(
+    prompts: Sequence[tuple[int, ...]], known: Iterable[Prefill]
+) -> tuple[list[int], dict[int, tuple[int | Prefill, int]]]:
+    """Which prompts to run whole, and for each of the others what it shares its beginning with (one of `known`, or one
+    that is run whole) and how many tokens: at least SHARED, and never all of them, since it needs its last logits."""
+    starting: dict[tuple[int, ...], list[tuple[tuple[int, ...], int | Prefill]]] = defaultdict(list)
+    for prefill in known:
+        starting[prefill.prompt[:SHARED]].append((prefill.prompt, prefill))
+    first: list[int] = []
+    after: dict[int, tuple[int | Prefill, int]] = {}
+    for index in sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True):
+        prompt = prompts[index]
+        others = starting[prompt[:SHARED]]
+        shared = [min(_common(prompt, other), len(prompt) - 1) for other, _ in others]
+        if max(shared, default=0) >= SHARED:
+            best = shared.index(max(shared))
+            after[index] = (others[best][1], shared[best])
+        else:
+            first.append(index)
+            others.append((prompt, index))
+    return first, after
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens two prompts begin with together."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _alike(indices: Iterable[int], length: Callable[[int], int]) -> Iterator[list[int]]:
+    """Cut what is to be run into batches: of up to PREFILL_TOKENS tokens with the padding, a quarter of it at most."""
+    together: list[int] = []
+    width = 0
+    for index in sorted(indices, key=length, reverse=True):
+        if together and (width * (len(together) + 1) > PREFILL_TOKENS or length(index) < 0.75 * width):
+            yield together
+            together = []
+        if not together:
+            width = round_up(length(index), ROWS)
+        together.append(index)
+    if together:
+        yield together
 
 
 def _family(model: nn.Module) -> str:

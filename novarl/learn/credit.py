@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from novarl.algos import advantages
-from novarl.algos.named import OFF_POLICY, TEMPORAL
+from novarl.algos.named import COMPARING, OFF_POLICY, TEMPORAL
+from novarl.algos.surrogates import gpg_alpha
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Credit, Record, Scores
 from novarl.learn.objective import KL_ESTIMATORS
-from novarl.learn.plan import trajectory_of_tokens
+from novarl.learn.plan import per_trajectory, trajectory_of_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class CreditRule:
     greedy answer ("scst") or nothing ("none"); the TEMPORAL ones use the values in the Scores, "prime" their token
     rewards. `own` (rewards [S], group [S] -> advantage [S]) is one of the user's, and stands in for them. `options` are
     the estimator's keywords. `kl_type` "reward" subtracts beta * KL_t from the reward of each token, "advantage" from
-    its advantage.
+    its advantage. `gpg` multiplies the advantages of a rollout by `surrogates.gpg_alpha`, which makes up for its groups
+    of equal rewards; for estimators that give such a group a gradient all the same there is nothing to make up for.
     """
 
     estimator: str
@@ -37,6 +39,7 @@ class CreditRule:
     kl_type: str | None = None
     kl_estimator: str = "k1"
     kl_coef: float = 0.0
+    gpg: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     own: Callable[[Tensor, Tensor], Tensor] | None = None
 
@@ -54,8 +57,7 @@ class CreditRule:
         `reward` [R] stands in for the batch's where several objectives are weighed, `kl_coef` for the rule's own where
         a controller moves it.
         """
-        owner = trajectory_of_tokens(batch)
-        reward = (batch.reward if reward is None else reward).clone()
+        reward = batch.reward if reward is None else reward
         record: Record = {}
         penalty = torch.zeros_like(batch.behavior_logp)
         if self.kl_type in ("reward", "advantage"):
@@ -67,10 +69,14 @@ class CreditRule:
         if self.estimator in TEMPORAL:
             advantage, returns = self._temporal(batch, scores, reward, in_reward)
         elif self.estimator == "prime":
-            advantage = self._prime(batch, scores, reward - _summed(in_reward, owner, reward))
+            advantage = self._prime(batch, scores, reward - per_trajectory(batch, in_reward.to(reward.dtype)))
         else:
-            per_trajectory, ema = self._baseline(batch, reward - _summed(in_reward, owner, reward), ema)
-            advantage = per_trajectory[owner] * batch.mask
+            reward = reward - per_trajectory(batch, in_reward.to(reward.dtype))
+            of_answer, ema = self._baseline(batch, reward, ema)
+            if self.gpg:
+                alpha = self._gpg_alpha(batch, reward)
+                of_answer, record["gpg_alpha"] = alpha * of_answer, alpha.item()
+            advantage = of_answer[trajectory_of_tokens(batch)] * batch.mask
         if self.kl_type == "advantage":
             advantage = advantage - penalty
         if self.whiten:
@@ -115,6 +121,12 @@ class CreditRule:
             raise NovaError(f"unknown estimator {self.estimator!r}", where="adv.estimator")
         return result, ema
 
+    def _gpg_alpha(self, batch: Batch, reward: Tensor) -> Tensor:
+        """B / (B - M) of the groups that are learnt from, 0-d."""
+        if self.estimator not in COMPARING:
+            return reward.new_ones(())
+        return gpg_alpha(reward[~batch.baseline], batch.group[~batch.baseline])
+
     def _temporal(self, batch: Batch, scores: Scores, reward: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
         """(advantage [N], returns [N]) of an estimator over time, on the trained tokens of each trajectory in a row."""
         rows = Rows.of(batch)
@@ -135,14 +147,24 @@ class CreditRule:
             advantage, returns = advantages.segment_gae(segment=rows.spread(scores.segment), **known)
         else:
             advantage, returns = getattr(advantages, self.estimator)(**known)
+        if self.estimator == "retrace":
+            # Its own returns estimate Q of the token that was chosen, and a critic of states fitted to them would learn
+            # the sampler's mean of Q. V-trace has the target for V; on-policy the two are one.
+            _, returns = advantages.vtrace(**known)
         return rows.flat(advantage), rows.flat(returns)
 
     def _prime(self, batch: Batch, scores: Scores, reward: Tensor) -> Tensor:
-        """PRIME's advantage [N]: leave-one-out on the outcome, and on the returns of the process rewards."""
+        """PRIME's advantage [N], as the paper has it: leave-one-out on the outcomes, and the returns of process rewards
+        less their own baseline, the mean over the other answers to the prompt of the mean reward of their tokens.
+
+        What only serves as a baseline (a greedy answer) is none of the K samples and counts in neither mean.
+        """
         assert scores.token_reward is not None
-        rows = Rows.of(batch)
-        advantage = advantages.prime(
-            rows.spread(scores.token_reward), rows.mask, reward, batch.group, **dict(self.options)
+        rows, trained = Rows.of(batch), ~batch.baseline
+        process = rows.spread(scores.token_reward)
+        advantage = torch.zeros_like(process)
+        advantage[trained] = advantages.prime(
+            process[trained], rows.mask[trained], reward[trained], batch.group[trained], **dict(self.options)
         )
         return rows.flat(advantage)
 
@@ -187,8 +209,3 @@ class Rows:
     def flat(self, rows: Tensor) -> Tensor:
         """The inverse: [R, T] as [N], 0 outside the mask."""
         return rows.new_zeros(self.size).index_copy(0, self.index[self.mask], rows[self.mask])
-
-
-def _summed(per_token: Tensor, owner: Tensor, like: Tensor) -> Tensor:
-    """The sum over each trajectory's tokens, [R]."""
-    return torch.zeros_like(like).index_add(0, owner, per_token.to(like.dtype))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from novarl.algos.values import explained_variance, value_loss
 from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.data.pack import minibatches, select
 from novarl.distributed.ranks import Ranks
+from novarl.learn.fitting import SPLIT, Splits, fitting
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
 from novarl.learn.plan import piece, plan, trajectory_of_tokens
@@ -27,6 +28,8 @@ class ValueScorer:
     model: ValueModel
     layout: Layout = "auto"
     compute_dtype: torch.dtype = torch.float32
+    splits: Splits = field(default_factory=Splits, compare=False)
+    """Of the passes here and of the critic's own."""
 
     @property
     def device(self) -> torch.device:
@@ -44,17 +47,21 @@ class ValueScorer:
         `bootstrap` and the trajectory was cut off by a limit), on the CPU, the same on every rank."""
         before = torch.zeros_like(batch.behavior_logp)
         after = torch.zeros_like(batch.reward)
-        for trajectories in plan(batch, ranks, budget):
-            part, index = piece(batch, trajectories, self.device)
-            chosen = part.mask.nonzero().flatten()
-            cut = part.truncated if bootstrap else torch.zeros_like(part.truncated)
-            owner = trajectory_of_tokens(part)
-            last = torch.zeros_like(part.group).scatter_reduce(
-                0, owner, torch.arange(owner.numel(), device=owner.device), "amax", include_self=False
-            )
-            found = self(part, torch.cat([part.prev[chosen], last])).to(before)
-            before[index[chosen.cpu()]] = found[: chosen.numel()]
-            after[torch.tensor(trajectories)] = found[chosen.numel() :] * cut.cpu()
+
+        def attempt(micro: Iterator[list[int]]) -> None:
+            for trajectories in micro:
+                part, index = piece(batch, trajectories, self.device)
+                chosen = part.mask.nonzero().flatten()
+                cut = part.truncated if bootstrap else torch.zeros_like(part.truncated)
+                owner = trajectory_of_tokens(part)
+                last = torch.zeros_like(part.group).scatter_reduce(
+                    0, owner, torch.arange(owner.numel(), device=owner.device), "amax", include_self=False
+                )
+                found = self(part, torch.cat([part.prev[chosen], last])).to(before)
+                before[index[chosen.cpu()]] = found[: chosen.numel()]
+                after[torch.tensor(trajectories)] = found[chosen.numel() :] * cut.cpu()
+
+        fitting(plan(batch, ranks, budget), attempt, self.splits)
         ranks.sum_(before)
         ranks.sum_(after)
         return before, after
@@ -102,21 +109,34 @@ class Critic:
     def _update(self, batch: Batch, old: Tensor, returns: Tensor) -> Record:
         ledger, device = Ledger(), self.scorer.device
         count = max(1, int(batch.mask.sum()))
-        for trajectories in plan(batch, self.ranks, self.budget):
-            part, index = piece(batch, trajectories, device)
-            chosen = part.mask.nonzero().flatten()
-            here = index[chosen.cpu()]
-            values = self.scorer(part, part.prev[chosen])
-            everywhere = torch.ones_like(chosen, dtype=torch.bool)
-            losses, stats = value_loss(
-                values, old[here].to(values), returns[here].to(values), everywhere, clip=self.settings.clip
-            )
-            (losses.sum() / count).backward()
-            ledger.mean("value_loss", losses)
-            ledger.mean("value_clip_fraction", stats["value_clip_fraction"].double())
+
+        def attempt(micro: Iterator[list[int]]) -> None:
+            for trajectories in micro:
+                part, index = piece(batch, trajectories, device)
+                self._backward(part, old[index], returns[index], count, ledger)
+
+        def undo() -> None:
+            self.optimizer.drop_gradients()
+            ledger.clear()
+
+        fitting(plan(batch, self.ranks, self.budget), attempt, self.scorer.splits, undo=undo)
+        ledger.count(SPLIT, self.scorer.splits.take())
         self.ranks.sum_(*self.optimizer.gradients())
         norm, rate = self.optimizer.step()
         return ledger.reduce(self.ranks) | {"critic_grad_norm": norm, "critic_lr": rate}
+
+    def _backward(self, part: Batch, old: Tensor, returns: Tensor, count: int, ledger: Ledger) -> None:
+        """Add one micro-batch's gradient."""
+        chosen = part.mask.nonzero().flatten()
+        here = chosen.cpu()
+        values = self.scorer(part, part.prev[chosen])
+        everywhere = torch.ones_like(chosen, dtype=torch.bool)
+        losses, stats = value_loss(
+            values, old[here].to(values), returns[here].to(values), everywhere, clip=self.settings.clip
+        )
+        (losses.sum() / count).backward()
+        ledger.mean("value_loss", losses)
+        ledger.mean("value_clip_fraction", stats["value_clip_fraction"].double())
 
     def state_dict(self) -> dict[str, Any]:
         return {"model": weights_of(self.scorer.model), "optimizer": self.optimizer.state_dict()}

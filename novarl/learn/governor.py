@@ -1,7 +1,9 @@
 """What moves by itself during a run: coefficients under control, multipliers of constraints, weights of objectives.
 
 All of it is plain numbers, the same on every rank, saved in the checkpoint; it changes once a step, after the step's
-last update, on the metrics of that update.
+last update. Entropy is that of this update. So is KL where a step has one update. Where it has several, each sees a
+part of the answers, sampled by a policy that is no longer the one it measures; KL is then that of the policy that
+sampled, on all answers.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ import torch
 from torch import Tensor
 
 from novarl.algos.constraints import Constraint
-from novarl.algos.objectives import Objectives
+from novarl.algos.objectives import Objectives, combine
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Record, Scores
 from novarl.learn.objective import KL_ESTIMATORS
-from novarl.learn.plan import trajectory_of_tokens
+from novarl.learn.plan import per_trajectory
 from novarl.learn.policy import PolicyLearner
 
 DERIVED = ("kl", "entropy", "length")
@@ -38,7 +40,7 @@ class Coefficient(Protocol):
 @dataclass(slots=True)
 class Governor:
     """`kl` and `entropy` are the coefficients that a run begins with, fixed or controlled; the multipliers of
-    constraints are added to them. `unit`: KL per token (`kl_mean`) or per trajectory (`kl_sequence`). `in_loss`:
+    constraints are added to them. `unit`: KL per token (`..kl_mean`) or per trajectory (`..kl_sequence`). `in_loss`:
     whether the KL coefficient is the learner's, or credit's."""
 
     kl: Coefficient
@@ -67,15 +69,28 @@ class Governor:
         Every estimator without `norm_std` is linear in the reward, so weights on the objectives are weights on the
         advantages that each would have alone.
         """
+        record = self._distance(batch, scores)
         if self.objectives is None:
-            return None, {}
-        columns = torch.stack([self._column(name, batch, scores) for name in self.objectives.names], dim=-1)
-        trained = columns[~batch.baseline].double()
-        weights = self.objectives.observe(trained.mean(0).tolist(), trained.std(0, unbiased=False).tolist())
-        record: Record = {}
-        for name, mean, weight in zip(self.objectives.names, trained.mean(0).tolist(), weights, strict=True):
+            return None, record
+        columns = torch.stack([self._column(name, batch, scores) for name in self.objectives.names])
+        trained = columns[:, ~batch.baseline].double()
+        means = trained.mean(1).tolist()
+        weights = self.objectives.observe(means, trained.std(1, unbiased=False).tolist())
+        for name, mean, weight in zip(self.objectives.names, means, weights, strict=True):
             record |= {f"objective/{name}_mean": mean, f"objective/{name}_weight": weight}
-        return columns @ torch.tensor(weights, dtype=columns.dtype), record
+        return combine(columns, torch.tensor(weights, dtype=torch.float64)), record
+
+    @staticmethod
+    def _distance(batch: Batch, scores: Scores) -> Record:
+        """KL of the policy that sampled to the reference on all answers; nothing where either is unknown."""
+        if scores.old_logp is None or scores.ref_logp is None:
+            return {}
+        k3 = KL_ESTIMATORS["k3"](scores.old_logp, scores.ref_logp).double()
+        kl, tokens = (per_trajectory(batch, each)[~batch.baseline] for each in (k3, torch.ones_like(k3)))
+        return {
+            "rollout_kl_mean": (kl.sum() / tokens.sum().clamp(min=1.0)).item(),
+            "rollout_kl_sequence": kl.mean().item(),
+        }
 
     def _column(self, name: str, batch: Batch, scores: Scores) -> Tensor:
         """What each trajectory [R] reaches in one objective."""
@@ -90,29 +105,29 @@ class Governor:
                 fix="name the parts of a reward that gives several",
             )
         if name == "length":
-            per_token = batch.mask.to(batch.reward.dtype)
+            per_token = torch.ones_like(batch.behavior_logp)
         else:
             assert scores.old_logp is not None
             per_token = -scores.old_logp
             if name == "kl":
                 assert scores.ref_logp is not None
                 per_token = KL_ESTIMATORS["k1"](scores.old_logp, scores.ref_logp)
-        owner = trajectory_of_tokens(batch)
-        return torch.zeros_like(batch.reward).index_add(0, owner, (per_token * batch.mask).to(batch.reward.dtype))
+        return per_trajectory(batch, per_token.to(batch.reward.dtype))
 
     def observe(self, record: Record) -> Record:
-        """Adapt to the metrics of a step's last update; returns what there is to report of it."""
+        """Adapt to the Record of a step's last update; returns what there is to report of it."""
         if "entropy" not in record:  # the actor was frozen, and nothing was measured of it
             return {}
         n, measured = int(record["episodes"]), {"entropy": record["entropy"]}
         if "kl_sequence" in record:  # there is a reference
-            measured["kl"] = record["kl_sequence" if self.unit == "sequence" else "kl_mean"]
+            name = "kl_sequence" if self.unit == "sequence" else "kl_mean"
+            measured["kl"] = record.get(f"rollout_{name}", record[name])
             self.kl.update(measured["kl"], n)
         self.entropy.update(measured["entropy"], n)
         found: Record = {}
-        for name, constraint in self.constraints.items():
-            constraint.update(measured[name], n)
-            found |= {f"{name}_multiplier": constraint.coef, f"{name}_violation": constraint.violation}
+        for bound, constraint in self.constraints.items():
+            constraint.update(measured[bound], n)
+            found |= {f"{bound}_multiplier": constraint.coef, f"{bound}_violation": constraint.violation}
         return found
 
     def state_dict(self) -> dict[str, Any]:

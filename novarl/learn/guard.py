@@ -35,17 +35,19 @@ class StepGuard:
         if before is None:
             distance = measure()
             return norm, rate, {"kl_to_old": distance, STOP: float(early_stop(distance, self.limit))}
+        seen: dict[float, float] = {}
         after = [parameter.detach().clone() for parameter in optimizer.parameters.values()]
 
         def distance_at(fraction: float) -> float:
             before.place(optimizer, after, fraction)
-            return measure()
+            seen[fraction] = measure()
+            return seen[fraction]
 
         fraction = backtrack(distance_at, self.limit)
-        before.place(optimizer, after, fraction)
         if fraction == 0.0:
             before.forget(optimizer)
-        return norm, rate, {"kl_to_old": measure(), "step_fraction": fraction, STOP: float(fraction == 0.0)}
+            distance_at(fraction)
+        return norm, rate, {"kl_to_old": seen[fraction], "step_fraction": fraction, STOP: float(fraction == 0.0)}
 
 
 class _Saved:

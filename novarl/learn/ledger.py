@@ -14,6 +14,10 @@ class Ledger:
     """Collects metrics by name and reduces them once, to the same Record on every rank."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything added."""
         self.means: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         self.squares: dict[str, float] = defaultdict(float)
         self.sums: dict[str, float] = defaultdict(float)
@@ -32,6 +36,11 @@ class Ledger:
     def sum(self, name: str, total: Tensor) -> None:
         """Report a sum over micro-batches and ranks: the parts of a loss whose denominators are already global."""
         self.sums[name] += total.detach().double().item()
+
+    def count(self, name: str, number: int) -> None:
+        """Report a sum over ranks of something counted; nothing where all of them counted none."""
+        if number:
+            self.sums[name] += number
 
     def max(self, name: str, values: Tensor) -> None:
         """Report the largest of `values`, over everything added under `name`."""

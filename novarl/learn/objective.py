@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
-from novarl.algos import kl
+from novarl.algos import kl, off_policy
 from novarl.core.types import Batch, Scores
 from novarl.learn.plan import trajectory_of_tokens
 
@@ -49,7 +51,7 @@ class Objective:
         old = logp.detach() if scores.old_logp is None else scores.old_logp
         surrogate, stats = self.surrogate(logp, old, advantage, part.mask, **self._sequence(part, "surrogate"))
         if self.correction is not None:
-            weight = self.correction(old, part.behavior_logp, part.mask, **self._sequence(part, "correction"))
+            weight = self.weight(part, old)
             surrogate = surrogate * weight
             stats = {**stats, "correction": weight}
         losses = {"policy": surrogate}
@@ -60,6 +62,12 @@ class Objective:
         if self.entropy_coef:
             losses["entropy"] = entropy
         return losses, {**stats, "ratio": (logp.detach() - old).exp()}
+
+    def weight(self, part: Batch, old_logp: Tensor) -> Tensor:
+        """What pi_old / mu makes each token count [N]: the correction's weight, or the bare ratio where there is none;
+        0 outside the mask, without a gradient."""
+        correction = self.correction or partial(off_policy.truncated_weight, maximum=math.inf)
+        return correction(old_logp, part.behavior_logp, part.mask, **self._sequence(part, "correction"))
 
     def coefficient(self, name: str) -> float:
         """By what a loss of `losses` enters the sum."""

@@ -71,6 +71,10 @@ class Optimizer:
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
+    def drop_gradients(self) -> None:
+        """Forget what has been accumulated since the last step."""
+        self.adamw.zero_grad(set_to_none=True)
+
     def step(self) -> tuple[float, float]:
         """Clip, move the weights, forget the gradients; returns (gradient norm before clipping, learning rate).
 
@@ -90,7 +94,7 @@ class Optimizer:
         for group in self.adamw.param_groups:
             group["lr"] = rate
         self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        self.drop_gradients()
         self.update += 1
         return norm.item(), rate
 

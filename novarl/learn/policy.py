@@ -6,25 +6,26 @@ so micro-batch size, packing and the number of ranks never change the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from novarl.algos import aggregate
+from novarl.algos import aggregate, off_policy
 from novarl.algos.values import value_loss
 from novarl.core.types import Batch, Credit, Record, Scores
 from novarl.distributed.ranks import Ranks
+from novarl.learn.fitting import SPLIT, fitting
 from novarl.learn.guard import StepGuard
 from novarl.learn.ledger import Ledger
 from novarl.learn.objective import KL_ESTIMATORS, Objective
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
-from novarl.learn.plan import piece, plan, trajectory_of_tokens
+from novarl.learn.plan import per_trajectory, piece, plan, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
 
-PROBE_TOKENS = 2048
+PROBE_TOKENS = 512
 """Tokens of the minibatch, at least, on which an update's own move is measured; a guard measures all of them."""
 
 
@@ -79,13 +80,26 @@ class PolicyLearner:
             dtype=batch.reward.dtype,
         )
         before = torch.zeros_like(batch.behavior_logp)
-        for trajectories in plan(batch, self.ranks, self.budget):
-            part, index = piece(batch, trajectories, self.scorer.device)
-            logp = self._backward(part, index, weight=weight, scores=scores, credit=credit, ledger=ledger)
-            before[index] = logp.to(before)
+
+        def attempt(micro: Iterator[list[int]]) -> None:
+            for trajectories in micro:
+                part, index = piece(batch, trajectories, self.scorer.device)
+                logp = self._backward(part, index, weight=weight, scores=scores, credit=credit, ledger=ledger)
+                before[index] = logp.to(before)
+
+        def undo() -> None:
+            self.optimizer.drop_gradients()
+            ledger.clear()
+
+        fitting(plan(batch, self.ranks, self.budget), attempt, self.scorer.splits, undo=undo)
+        ledger.count(SPLIT, self.scorer.splits.take())
         self.ranks.sum_(*self.optimizer.gradients())
         self.ranks.sum_(before)
-        record = self._step(batch, before if scores.old_logp is None else scores.old_logp)
+        old = before if scores.old_logp is None else scores.old_logp
+        record = self._step(batch, old)
+        if scores.old_logp is not None or self.objective.correction is not None:
+            weights = self.objective.weight(batch, old)
+            record["effective_sample_size"] = off_policy.effective_sample_size(weights, batch.mask).item()
         return ledger.reduce(self.ranks) | record | self._move(batch, before)
 
     def _backward(
@@ -163,11 +177,10 @@ class PolicyLearner:
         ledger.mean("mismatch_mean", difference)
         ledger.max("mismatch_max", difference)
         if scores.ref_logp is not None:
-            k3 = KL_ESTIMATORS["k3"](logp, scores.ref_logp)[mask]
-            ledger.moments("kl", k3)
+            k3 = KL_ESTIMATORS["k3"](logp, scores.ref_logp)
+            ledger.moments("kl", k3[mask])
             ledger.mean("kl_to_ref", KL_ESTIMATORS["k1"](logp, scores.ref_logp)[mask])
-            owner = trajectory_of_tokens(part)
-            ledger.mean("kl_sequence", k3.new_zeros(len(part.reward)).index_add(0, owner[mask], k3)[~part.baseline])
+            ledger.mean("kl_sequence", per_trajectory(part, k3)[~part.baseline])
         kl_loss = sums.get("kl", torch.zeros(()))
         ledger.sum("kl_loss", kl_loss)
         ledger.sum("kl_penalty", self.objective.kl_loss_coef * kl_loss)

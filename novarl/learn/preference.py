@@ -8,7 +8,7 @@ travel with the rows in `behavior_logp`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from novarl.core.types import Batch, Record, Sequence
 from novarl.data.pack import pack_sequences, padded, select
 from novarl.data.pairs import Labelled, Pair
 from novarl.distributed.ranks import Ranks
+from novarl.learn.fitting import SPLIT, Splits, fitting
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings
 from novarl.learn.plan import piece, plan, trajectory_of_tokens
@@ -39,6 +40,7 @@ class TrajectoryLearner:
     ) -> None:
         self.device, self.ranks, self.budget = device, ranks, budget
         self.optimizer = Optimizer(model, optim)
+        self.splits = Splits()
 
     def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of each trajectory of a micro-batch [R], and metrics by name, of any shapes: means are reported."""
@@ -48,14 +50,22 @@ class TrajectoryLearner:
         """One optimiser update on the whole batch; the Record is the same on every rank."""
         ledger = Ledger()
         count = trajectory_of_tokens(batch)[batch.mask].unique().numel()
-        for trajectories in plan(batch, self.ranks, self.budget):
-            part, _ = piece(batch, trajectories, self.device)
-            losses, metrics = self.losses(part)
-            loss = losses.sum() / count
-            loss.backward()
-            ledger.sum("loss", loss)
-            for name, values in metrics.items():
-                ledger.mean(name, values)
+
+        def attempt(micro: Iterator[list[int]]) -> None:
+            for trajectories in micro:
+                losses, metrics = self.losses(piece(batch, trajectories, self.device)[0])
+                loss = losses.sum() / count
+                loss.backward()
+                ledger.sum("loss", loss)
+                for name, values in metrics.items():
+                    ledger.mean(name, values)
+
+        def undo() -> None:
+            self.optimizer.drop_gradients()
+            ledger.clear()
+
+        fitting(plan(batch, self.ranks, self.budget), attempt, self.splits, undo=undo)
+        ledger.count(SPLIT, self.splits.take())
         self.ranks.sum_(*self.optimizer.gradients())
         norm, rate = self.optimizer.step()
         return ledger.reduce(self.ranks) | {"grad_norm": norm, "lr": rate, "tokens": float(batch.tokens.numel())}
@@ -126,7 +136,7 @@ class KTOLearner(TrajectoryLearner):
         undesirable_weight: float = 1.0,
     ) -> None:
         super().__init__(model, device=scorer.device, optim=optim, ranks=ranks, budget=budget)
-        self.scorer, self.beta = scorer, beta
+        self.scorer, self.beta, self.splits = scorer, beta, scorer.splits
         self.weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
         self.point = torch.zeros(())
 

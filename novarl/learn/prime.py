@@ -7,7 +7,7 @@ exactly 0 until it has learnt something.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +18,10 @@ from novarl.algos.implicit_prm import token_rewards
 from novarl.algos.reward_modeling import implicit_ce
 from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.distributed.ranks import Ranks
+from novarl.learn.fitting import SPLIT, fitting
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
-from novarl.learn.plan import piece, plan, trajectory_of_tokens
+from novarl.learn.plan import per_trajectory, piece, plan
 from novarl.learn.scorer import Scorer
 
 
@@ -53,20 +54,33 @@ class ProcessRewards:
     def _update(self, batch: Batch, ref_logp: Tensor) -> Record:
         """One update of cross-entropy on the outcomes, the mean over all trained trajectories."""
         ledger, count = Ledger(), max(1, int((~batch.baseline).sum()))
-        for trajectories in plan(batch, self.ranks, self.budget):
-            part, index = piece(batch, trajectories, self.scorer.device)
-            logp, _ = self.scorer(part)
-            reference, trained = ref_logp[index].to(logp), ~part.baseline
-            gain = _per_trajectory((logp - reference) * part.mask, part)
-            label = (part.reward >= self.settings.threshold).to(logp.dtype)
-            losses = implicit_ce(gain, torch.zeros_like(gain), label, beta=self.settings.beta)[trained]
-            (losses.sum() / count).backward()
-            right = ((gain > 0) == label.bool())[trained]
-            ledger.mean("process_loss", losses)
-            ledger.mean("process_accuracy", right.double())
+
+        def attempt(micro: Iterator[list[int]]) -> None:
+            for trajectories in micro:
+                part, index = piece(batch, trajectories, self.scorer.device)
+                self._backward(part, ref_logp[index], count, ledger)
+
+        def undo() -> None:
+            self.optimizer.drop_gradients()
+            ledger.clear()
+
+        fitting(plan(batch, self.ranks, self.budget), attempt, self.scorer.splits, undo=undo)
+        ledger.count(SPLIT, self.scorer.splits.take())
         self.ranks.sum_(*self.optimizer.gradients())
         norm, _ = self.optimizer.step()
         return ledger.reduce(self.ranks) | {"process_grad_norm": norm}
+
+    def _backward(self, part: Batch, reference: Tensor, count: int, ledger: Ledger) -> None:
+        """Add one micro-batch's gradient."""
+        logp, _ = self.scorer(part)
+        reference, trained = reference.to(logp), ~part.baseline
+        gain = per_trajectory(part, logp - reference)
+        label = (part.reward >= self.settings.threshold).to(logp.dtype)
+        losses = implicit_ce(gain, torch.zeros_like(gain), label, beta=self.settings.beta)[trained]
+        (losses.sum() / count).backward()
+        right = ((gain > 0) == label.bool())[trained]
+        ledger.mean("process_loss", losses)
+        ledger.mean("process_accuracy", right.double())
 
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
         """Nothing: it has learnt from the rollout before its rewards were read."""
@@ -78,8 +92,3 @@ class ProcessRewards:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         put_weights(self.scorer.model, state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-
-
-def _per_trajectory(per_token: Tensor, part: Batch) -> Tensor:
-    """The sum over each trajectory's tokens, [R]."""
-    return per_token.new_zeros(len(part.reward)).index_add(0, trajectory_of_tokens(part), per_token)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
+from novarl.learn.fitting import Splits, fitting
 from novarl.learn.plan import piece, plan
 from novarl.models.forward import Layout, hidden_states, read_logprobs
 from novarl.models.lora import without_adapters
@@ -26,6 +28,8 @@ class Scorer:
     compute_dtype: torch.dtype = torch.float32
     adapters: bool = True
     """False: the model as it was before its adapters; a reference that costs no second copy."""
+    splits: Splits = field(default_factory=Splits, compare=False)
+    """Of the passes here and of the learner's own."""
 
     @property
     def device(self) -> torch.device:
@@ -57,8 +61,12 @@ class Scorer:
         the work, in micro-batches of at most `budget` tokens."""
         dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
         whole = torch.zeros(batch.tokens.numel(), dtype=dtype)
-        for trajectories in plan(batch, ranks, budget):
-            part, index = piece(batch, trajectories, self.device)
-            whole[index] = self(part)[0].to(whole)
+
+        def attempt(micro: Iterator[list[int]]) -> None:
+            for trajectories in micro:
+                part, index = piece(batch, trajectories, self.device)
+                whole[index] = self(part)[0].to(whole)
+
+        fitting(plan(batch, ranks, budget), attempt, self.splits)
         ranks.sum_(whole)
         return whole

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from novarl.core.types import Batch, Record
 from novarl.distributed.ranks import Ranks
+from novarl.learn.fitting import SPLIT, fitting
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings
 from novarl.learn.plan import piece, plan
@@ -31,27 +32,39 @@ class SupervisedLearner:
         """One optimiser update on the whole batch; the Record is the same on every rank."""
         ledger = Ledger()
         count = max(1, int(batch.mask.sum()))
-        for trajectories in plan(batch, self.ranks, self.budget):
-            part, _ = piece(batch, trajectories, self.scorer.device)
-            logp, entropy, best = read_scores(
-                self.scorer.model,
-                self.scorer.hidden(part),
-                part,
-                wanted=part.mask,
-                temperature=self.scorer.temperature,
-                chunk=self.scorer.chunk,
-            )
-            loss = -(logp * part.mask).sum() / count
-            loss.backward()
-            ledger.sum("loss", loss)
-            ledger.mean("entropy", entropy.detach()[part.mask])
-            ledger.mean("accuracy", (logp == best)[part.mask].double())
+
+        def attempt(micro: Iterator[list[int]]) -> None:
+            for trajectories in micro:
+                self._backward(piece(batch, trajectories, self.scorer.device)[0], count, ledger)
+
+        def undo() -> None:
+            self.optimizer.drop_gradients()
+            ledger.clear()
+
+        fitting(plan(batch, self.ranks, self.budget), attempt, self.scorer.splits, undo=undo)
+        ledger.count(SPLIT, self.scorer.splits.take())
         self.ranks.sum_(*self.optimizer.gradients())
         norm, rate = self.optimizer.step()
         record = ledger.reduce(self.ranks)
         if "loss" in record:  # there was something to learn
             record["perplexity"] = math.exp(min(record["loss"], _LARGEST))
         return record | {"grad_norm": norm, "lr": rate, "tokens": float(batch.tokens.numel())}
+
+    def _backward(self, part: Batch, count: int, ledger: Ledger) -> None:
+        """Add one micro-batch's gradient."""
+        logp, entropy, best = read_scores(
+            self.scorer.model,
+            self.scorer.hidden(part),
+            part,
+            wanted=part.mask,
+            temperature=self.scorer.temperature,
+            chunk=self.scorer.chunk,
+        )
+        loss = -(logp * part.mask).sum() / count
+        loss.backward()
+        ledger.sum("loss", loss)
+        ledger.mean("entropy", entropy.detach()[part.mask])
+        ledger.mean("accuracy", (logp == best)[part.mask].double())
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict()}

@@ -119,6 +119,6 @@ class Continuations:
 
 
 def answer_of(rollout: Rollout) -> Answer:
-    """The tokens that the policy chose in an episode of one turn."""
-    sequence = rollout.sequences[0]
+    """The tokens that the policy chose in an episode of one turn, which has one sequence."""
+    (sequence,) = rollout.sequences
     return tuple(token for token, chosen in zip(sequence.tokens, sequence.mask, strict=True) if chosen)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-import torch
 from torch import Tensor
 
 from novarl.core.types import Batch, Prompt, Rollout, Scored, Sequence as TokenSequence
 from novarl.data.pack import pack_sequences
 from novarl.distributed.ranks import Ranks
+from novarl.learn.plan import per_trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,6 @@ def evaluate_likelihood(
     means: list[float] = []
     for begin in range(0, len(rows), batch_size):
         batch = pack_sequences(rows[begin : begin + batch_size])
-        owner = torch.repeat_interleave(batch.traj, batch.cu_seqlens.diff())
-        count = batch.reward.numel()
-        total = torch.zeros(count, dtype=torch.float64).index_add(0, owner, logprobs(batch).double() * batch.mask)
-        tokens = torch.zeros(count, dtype=torch.float64).index_add(0, owner, batch.mask.double())
+        total, tokens = per_trajectory(batch, logprobs(batch).double()), per_trajectory(batch, batch.mask.double())
         means += (total / tokens).tolist()
     return Evaluation(score=fmean(means), interval=mean_interval(means), n=len(means), pass_at={}, failed=0, rows=())

@@ -10,6 +10,7 @@ from novarl.core.bus import Bus
 from novarl.core.seeds import derive
 from novarl.core.types import Batch, Record
 from novarl.data.stream import Stream
+from novarl.learn import fitting
 from novarl.loops.state import LoopState
 
 Row = TypeVar("Row")
@@ -38,5 +39,6 @@ def offline(state: LoopState, stages: OfflineStages[Row], *, steps: int) -> Iter
         with stages.bus.span("update"):
             record = stages.update(stages.pack([stages.rows[index] for _, index in picked]))
         state.step += 1
+        fitting.report(record, state.step, stages.bus)
         state.update += 1
         yield record | {"epoch": float(picked[-1][0] + 1)}

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from novarl.algos import off_policy
 from novarl.core.bus import Bus
 from novarl.core.seeds import derive
 from novarl.core.types import Batch, Prompt, Record, Rollout, Scored
 from novarl.data.pack import minibatches, pack
 from novarl.data.stream import Stream
 from novarl.distributed.ranks import Ranks
+from novarl.learn import fitting
 from novarl.learn.credit import CreditRule
 from novarl.learn.governor import Governor
 from novarl.learn.guard import STOP
 from novarl.learn.policy import PolicyLearner
 from novarl.learn.supplier import Supplier
 from novarl.loops.admit import Admission, describe, in_order
-from novarl.loops.state import LoopState, Pending
+from novarl.loops.state import Gathered, LoopState, Pending
+
+Play = Callable[[Sequence[tuple[int, Prompt]], int], list[Scored]]
+"""`play(asked, step)`: sampled and scored rollouts of the (group, prompt) pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +66,32 @@ def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
     """Run until `steps` steps are done, yielding after every optimiser update."""
     while state.step < steps:
         if state.pending is None:
-            state.pending = collect(state, stages)
-        with stages.bus.span("update"):
-            record = learn(state, state.pending, stages)
-        state.update += 1
-        if state.pending.used_up or record.get(STOP):
-            state.pending = None
-            state.step += 1
-            stages.learner.end_step()
-            record |= stages.governor.observe(record)
-        yield record
+            stages.publish(state.update)
+            gathered = gather(stages, partial(play, stages), state.stream, step=state.step, version=state.update)
+            state.pending = prepare(state, stages, gathered)
+        yield update(state, state.pending, stages)
+
+
+def play(stages: Stages, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Scored]:
+    """Sample, and score, in this process."""
+    with stages.bus.span("rollout"):
+        rollouts = stages.sample(asked, step)
+    with stages.bus.span("reward"):
+        return stages.score(rollouts)
+
+
+def update(state: LoopState, pending: Pending, stages: Stages) -> Record:
+    """One optimiser update; with the last of a rollout, its step is done."""
+    with stages.bus.span("update"):
+        record = learn(state, pending, stages)
+    fitting.report(record, state.step + 1, stages.bus)
+    state.update += 1
+    if pending.used_up or record.get(STOP):
+        state.pending = None
+        state.step += 1
+        stages.learner.end_step()
+        record |= stages.governor.observe(record)
+    return record
 
 
 def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
@@ -78,30 +101,35 @@ def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
     if state.step >= stages.frozen_steps:
         stages.governor.rule(stages.learner)
         record = stages.learner.update(part, scores, credit)
-        record["staleness"] = (state.update - part.version[part.mask]).double().mean().item()
+        record["staleness"] = off_policy.staleness(part.version, state.update, part.mask).item()
     if stages.supplier is not None:
         record |= stages.supplier.learn(part, scores, credit)
     return record | pending.record
 
 
-def collect(state: LoopState, stages: Stages) -> Pending:
-    """Sample and score until the admission is content, then work out the credit."""
-    bus = stages.bus
+def gather(stages: Stages, play: Play, stream: dict[str, Any], *, step: int, version: int) -> Gathered:
+    """Play the prompts that follow the data position `stream`, and others, until the admission is content.
+
+    Which prompts those are depends on the rewards and on nothing else, in the order of the prompts: never on which
+    answer ended first.
+    """
     asked: list[tuple[int, Prompt]] = []
     scored: list[Scored] = []
-    stages.publish(state.update)
     while wanted := stages.admission.missing(scored, stages.prompts_per_rollout, asked=len(asked)):
-        epoch, prompts = next_prompts(state, stages, wanted)
+        epoch, prompts, stream = next_prompts(stages, stream, wanted)
         fresh = list(enumerate(prompts, start=len(asked)))
-        with bus.span("rollout"):
-            rollouts = stages.sample(stages.ranks.share(fresh), state.step)
-        with bus.span("reward"):
-            mine = stages.score(rollouts)
+        mine = play(stages.ranks.share(fresh), step)
         asked += fresh
         scored += in_order(stages.ranks.gather(mine), [group for group, _ in fresh])
+    return Gathered(scored, stream, epoch, version)
+
+
+def prepare(state: LoopState, stages: Stages, gathered: Gathered) -> Pending:
+    """Admit rollouts, score them by the weights of this moment, and work out the credit."""
+    state.stream, scored = gathered.stream, gathered.scored
     kept = stages.admission.keep(scored, stages.prompts_per_rollout)
     batch = pack(kept)
-    with bus.span("score"):
+    with stages.bus.span("score"):
         agreed = stages.check(batch, [item.rollout for item in kept]) if state.update == 0 else {}
         scores, supplied = stages.learner.score(batch), Record()
         if stages.supplier is not None:
@@ -110,20 +138,20 @@ def collect(state: LoopState, stages: Stages) -> Pending:
     credit, about_credit, state.ema = stages.credit(
         batch, scores, state.ema, reward=weighed, kl_coef=stages.governor.kl_coef
     )
-    record = describe(scored, kept) | agreed | supplied | about_objectives | about_credit | {"epoch": float(epoch)}
+    record = describe(scored, kept) | agreed | supplied | about_objectives | about_credit
+    record["epoch"] = float(gathered.epoch)
     pending = Pending(batch, scores, credit, minibatch_order(batch, state.step, stages), record)
     stages.keep(state.step + 1, scored, pending)
     return pending
 
 
-def next_prompts(state: LoopState, stages: Stages, count: int) -> tuple[int, list[Prompt]]:
-    """(the epoch, counted from 1, and the next `count` prompts of the shuffled stream)."""
+def next_prompts(stages: Stages, position: dict[str, Any], count: int) -> tuple[int, list[Prompt], dict[str, Any]]:
+    """(the epoch, counted from 1, the next `count` prompts of the shuffled stream, the position after them)."""
     stream = Stream(len(stages.prompts), derive(stages.seed, "prompts"))
-    if state.stream:
-        stream.load_state_dict(state.stream)
+    if position:
+        stream.load_state_dict(position)
     taken = stream.take(count)
-    state.stream = stream.state_dict()
-    return taken[-1][0] + 1, [stages.prompts[index] for _, index in taken]
+    return taken[-1][0] + 1, [stages.prompts[index] for _, index in taken], stream.state_dict()
 
 
 def minibatch_order(batch: Batch, step: int, stages: Stages) -> list[list[int]]:

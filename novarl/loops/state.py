@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
-from novarl.core.types import Batch, Credit, Record, Scores
+from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.data.pack import select
+from novarl.data.serial import scored_from_dict, scored_to_dict
 
 
 @dataclass(slots=True)
@@ -71,15 +73,40 @@ def _columns(value: Batch | Scores | Credit) -> dict[str, Any]:
     return {name.name: getattr(value, name.name) for name in fields(value)}
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The scored rollouts of a step, before anything is learnt from them: `version` of the weights sampled them, their
+    last prompt came in `epoch`, and `stream` is the data position after it."""
+
+    scored: Sequence[Scored]
+    stream: dict[str, Any]
+    epoch: int
+    version: int
+
+    def state_dict(self) -> dict[str, Any]:
+        scored = [scored_to_dict(item) for item in self.scored]
+        return {"scored": scored, "stream": self.stream, "epoch": self.epoch, "version": self.version}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Gathered:
+        scored = [scored_from_dict(item) for item in state["scored"]]
+        return cls(scored, dict(state["stream"]), int(state["epoch"]), int(state["version"]))
+
+
 @dataclass(slots=True)
 class LoopState:
-    """Where a loop is. `step` counts finished steps, `update` optimiser updates; `stream` is the data position."""
+    """Where a loop is. `step` counts finished steps, `update` optimiser updates; `stream` is the data position.
+
+    `ahead` is the next step's rollouts, where they are sampled while this step's are learnt from. A checkpoint waits
+    for them and holds them, so that resuming neither samples nor scores them once more.
+    """
 
     step: int = 0
     update: int = 0
     stream: dict[str, Any] = field(default_factory=dict)
     ema: float | None = None
     pending: Pending | None = None
+    ahead: Future[Gathered] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -88,6 +115,7 @@ class LoopState:
             "stream": self.stream,
             "ema": self.ema,
             "pending": self.pending.state_dict() if self.pending else None,
+            "ahead": self.ahead.result().state_dict() if self.ahead else None,
             "torch_rng": torch.get_rng_state(),
         }
 
@@ -95,4 +123,8 @@ class LoopState:
         self.step, self.update, self.ema = int(state["step"]), int(state["update"]), state["ema"]
         self.stream = dict(state["stream"])
         self.pending = Pending.from_state(state["pending"]) if state["pending"] else None
+        self.ahead = None
+        if state["ahead"]:
+            self.ahead = Future()
+            self.ahead.set_result(Gathered.from_state(state["ahead"]))
         torch.set_rng_state(state["torch_rng"])

@@ -1,15 +1,22 @@
 """Causal attention over a cache, over a padded batch, and over sequences packed on one axis.
 
-Everything goes through PyTorch's scaled dot-product attention. One rule matters to whoever wants equal bits: with a
-mask, always the masked kernel runs, whatever the mask says; only without one the causal kernel does.
+Everything goes through PyTorch's scaled dot-product attention; what is packed may go through flash-attn's kernel for
+ragged sequences instead, or through a plain softmax. One rule matters to whoever wants equal bits: with a mask, always
+the masked kernel runs, whatever the mask says; only without one the causal kernel does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib.util
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+
+from novarl.core.errors import NovaError
+from novarl.models.prefix import Group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +26,29 @@ if TYPE_CHECKING:
 
 PACKING_ATTENTION = "novarl_sdpa"
 """The name under which transformers models find the attention of this module."""
+
+Kernel = Literal["sdpa", "flash", "eager"]
+"""What computes packed attention: PyTorch's, flash-attn's for ragged sequences, or a softmax anyone can read."""
+
+CALL = 4096
+"""What one more call of attention costs, in pairs of a query and a key (measured on the CPU: 0.15 ms, 40 ns a pair)."""
+
+
+def choose_kernel(attn: str, device: torch.device, compute_dtype: torch.dtype) -> Kernel:
+    """The kernel that `attn` ("auto" or a kernel's name) stands for on `device`. "auto" is flash-attn's where it is
+    installed and can run, otherwise PyTorch's. NovaError: flash-attn is asked for where it cannot run."""
+    missing = None
+    if device.type != "cuda" or compute_dtype not in (torch.bfloat16, torch.float16):
+        missing = f"runs on CUDA in bfloat16, not on {device.type} in {str(compute_dtype).removeprefix('torch.')}"
+    elif importlib.util.find_spec("flash_attn") is None:
+        missing = "is not installed"
+    if attn == "auto":
+        return "flash" if missing is None else "sdpa"
+    if attn == "flash" and missing is not None:
+        raise NovaError(f"flash-attn {missing}", where="attn=flash", fix="attn=auto takes it wherever it can run")
+    if attn not in ("sdpa", "flash", "eager"):
+        raise NovaError(f"unknown attention '{attn}'", where="attn", fix="one of auto, sdpa, flash, eager")
+    return attn  # type: ignore[return-value]
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
@@ -46,19 +76,230 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float 
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
 
 
-def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], *, scale: float | None = None
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
 ) -> Tensor:
-    """Causal attention within each of the sequences packed on one axis: [1, H, N, D] with sum(lengths) == N.
+    """softmax(q k^T scale) v as it is written, causal where there is no mask; shapes as in `masked_attention`."""
+    groups, size = query.size(1) // key.size(1), query.size(3)
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if mask is None:
+        mask = torch.ones(query.size(2), key.size(2), dtype=torch.bool, device=query.device).tril()
+    scores = query @ key.transpose(2, 3) * (size**-0.5 if scale is None else scale)
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1).to(value.dtype) @ value
 
-    One causal call a sequence (one for all, where they are equally long): no [N, N] mask, and no work between
-    sequences. The axis is cut by `split`, whose backward is one concatenation (that of slicing fills a full-size tensor
-    for every slice).
+
+class Padded(NamedTuple):
+    """Rests of a group that are attended to in one call, padded on the right to the longest of them.
+
+    rows [G, L]: where their tokens lie among the group's rests (anywhere, for padding); mask [L, P + L].
     """
-    if query.size(0) != 1 or sum(lengths) != query.size(2):
-        raise ValueError(f"lengths sum to {sum(lengths)}, the packed axis is {tuple(query.shape)}")
+
+    rows: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """How a group is computed: `prefix` tokens causally, then the calls; `order` [M] puts their rows in order again."""
+
+    prefix: int
+    rests: int
+    calls: tuple[Padded, ...]
+    order: Tensor
+
+
+class Ragged(NamedTuple):
+    """The same for a kernel that takes ragged sequences: queries as they lie, keys gathered by `keys`, and where each
+    piece begins and ends, int32 [pieces + 1]; queries stand at the end of their keys."""
+
+    keys: Tensor
+    query_bounds: Tensor
+    key_bounds: Tensor
+    longest_query: int
+    longest_key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Sequences packed on one axis of `tokens` tokens; groups of them share a prefix, which is there once.
+
+    `steps` are, in order: the lengths of neighbours that share nothing, or a group that shares. Made once for a forward
+    pass (`packing`), used by every layer.
+    """
+
+    steps: tuple[tuple[int, ...] | Shared, ...]
+    sizes: tuple[int, ...]
+    kernel: Kernel = "sdpa"
+    ragged: Ragged | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.sizes)
+
+
+def packing(groups: Sequence[Group], device: torch.device, kernel: Kernel = "sdpa") -> Packing:
+    """The attention of `groups` on their axis of unique tokens: for each its prefix, then its rests."""
+    if kernel == "flash":
+        return Packing((), tuple(group.tokens for group in groups), kernel, _ragged(groups, device))
+    steps: list[tuple[int, ...] | Shared] = []
+    for alone, members in groupby(groups, key=lambda group: not group.rests):
+        if alone:
+            steps.append(tuple(group.prefix for group in members))
+        else:
+            steps += [_shared(group, device) for group in members]
+    sizes = tuple(step.prefix + step.rests if isinstance(step, Shared) else sum(step) for step in steps)
+    return Packing(tuple(steps), sizes, kernel)
+
+
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, packed: Packing, *, scale: float | None = None
+) -> Tensor:
+    """Causal attention within each of the sequences packed on one axis: [1, H, N, D] with N == packed.tokens.
+
+    No mask [N, N], and no work between sequences. The axis is cut by `split`, whose backward is one concatenation (that
+    of slicing fills a full-size tensor for every slice).
+    """
+    if query.size(0) != 1 or packed.tokens != query.size(2):
+        raise ValueError(f"lengths sum to {packed.tokens}, the packed axis is {tuple(query.shape)}")
+    if packed.ragged is not None:
+        return _flash(query, key, value, packed.ragged, scale=scale)
+    parts = zip(*(tensor.split(list(packed.sizes), dim=2) for tensor in (query, key, value)), strict=True)
+    eager = packed.kernel == "eager"
+    mixed = [
+        _group_attention(q, k, v, step, scale=scale, eager=eager)
+        if isinstance(step, Shared)
+        else _alone(q, k, v, step, scale=scale, eager=eager)
+        for (q, k, v), step in zip(parts, packed.steps, strict=True)
+    ]
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, scale: float | None, eager: bool
+) -> Tensor:
+    if eager:
+        return plain_attention(query, key, value, mask, scale=scale)
+    if mask is None:
+        return causal_attention(query, key, value, scale=scale)
+    return masked_attention(query, key, value, mask, scale=scale)
+
+
+def _alone(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], *, scale: float | None, eager: bool
+) -> Tensor:
+    """One causal call a sequence; one for all, where they are equally long."""
     if len(set(lengths)) == 1:
         rows = (tensor[0].unflatten(1, (len(lengths), -1)).transpose(0, 1) for tensor in (query, key, value))
-        return causal_attention(*rows, scale=scale).transpose(0, 1).flatten(1, 2)[None]
+        return _attend(*rows, scale=scale, eager=eager).transpose(0, 1).flatten(1, 2)[None]
     parts = zip(*(tensor.split(list(lengths), dim=2) for tensor in (query, key, value)), strict=True)
-    return torch.cat([causal_attention(q, k, v, scale=scale) for q, k, v in parts], dim=2)
+    return torch.cat([_attend(q, k, v, scale=scale, eager=eager) for q, k, v in parts], dim=2)
+
+
+def _group_attention(
+    query: Tensor, key: Tensor, value: Tensor, group: Shared, *, scale: float | None, eager: bool
+) -> Tensor:
+    """The prefix sees itself; each rest sees the prefix and itself."""
+    parts = (tensor.split([group.prefix, group.rests], dim=2) for tensor in (query, key, value))
+    (first, queries), (first_key, keys), (first_value, values) = parts
+    begun = _attend(first, first_key, first_value, scale=scale, eager=eager)
+    if not group.calls:  # sequences that are all alike to their end
+        return begun
+    found = [
+        _attend(
+            _rows(queries, call.rows),
+            _behind(first_key, keys, call.rows),
+            _behind(first_value, values, call.rows),
+            call.mask,
+            scale=scale,
+            eager=eager,
+        )
+        for call in group.calls
+    ]
+    rows = torch.cat([mixed.transpose(1, 2).flatten(0, 1) for mixed in found])
+    return torch.cat([begun, rows.index_select(0, group.order).transpose(0, 1)[None]], dim=2)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged, *, scale: float | None) -> Tensor:
+    """One call for everything; a mask that is causal from the end of the keys is just what a rest needs."""
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
+
+    queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    mixed: Tensor = flash_attn_varlen_func(
+        queries.to(values.dtype),
+        keys.to(values.dtype).index_select(0, ragged.keys),
+        values.index_select(0, ragged.keys),
+        ragged.query_bounds,
+        ragged.key_bounds,
+        ragged.longest_query,
+        ragged.longest_key,
+        softmax_scale=scale,
+        causal=True,
+    )
+    return mixed.transpose(0, 1)[None]
+
+
+def _ragged(groups: Sequence[Group], device: torch.device) -> Ragged:
+    """The pieces of `groups`: each prefix over itself, each rest over its prefix and itself."""
+    keys: list[int] = []
+    queries, seen, begin = [0], [0], 0
+    for prefix, rests in groups:
+        here = begin
+        for rest in (prefix, *rests):
+            if rest:
+                first = here == begin
+                keys += [*(() if first else range(begin, begin + prefix)), *range(here, here + rest)]
+                queries.append(queries[-1] + rest)
+                seen.append(len(keys))
+                here += rest
+        begin = here
+    query_bounds, key_bounds = (torch.tensor(bounds, dtype=torch.int32) for bounds in (queries, seen))
+    longest = [int(bounds.diff().max()) for bounds in (query_bounds, key_bounds)]
+    index = torch.tensor(keys, dtype=torch.int64)
+    return Ragged(index.to(device), query_bounds.to(device), key_bounds.to(device), longest[0], longest[1])
+
+
+def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """[1, H, M, D] at `rows` [G, L] of the packed axis -> [G, H, L, D]."""
+    return tensor[0].transpose(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2)
+
+
+def _behind(prefix: Tensor, tensor: Tensor, rows: Tensor) -> Tensor:
+    """The prefix [1, H, P, D] before each of `rows` [G, L]: [G, H, P + L, D]."""
+    return torch.cat([prefix.expand(len(rows), -1, -1, -1), _rows(tensor, rows)], dim=2)
+
+
+def _shared(group: Group, device: torch.device) -> Shared:
+    """The calls that compute `group`."""
+    prefix, rests = group
+    begins = torch.tensor([0, *rests]).cumsum(0)
+    calls: list[Padded] = []
+    order = torch.empty(sum(rests), dtype=torch.int64)
+    done = 0
+    for members in _calls(prefix, rests):
+        length = rests[members[-1]]
+        within = torch.arange(length)
+        rows = begins[members, None] + within
+        real = within < torch.tensor([[rests[member]] for member in members])
+        order[rows[real]] = done + real.flatten().nonzero().flatten()
+        done += real.numel()
+        mask = torch.ones(length, prefix + length, dtype=torch.bool).tril(prefix)
+        calls.append(Padded(rows.where(real, 0).to(device), mask.to(device)))
+    return Shared(prefix, sum(rests), tuple(calls), order.to(device))
+
+
+def _calls(prefix: int, rests: Sequence[int]) -> list[list[int]]:
+    """Which rests are computed together, each list from its shortest to its longest: the cut of the sorted rests with
+    the least of pairs, padding included, and `CALL` for every call. Empty rests are left out."""
+    order = sorted((index for index, rest in enumerate(rests) if rest > 0), key=lambda index: rests[index])
+    best: list[tuple[int, int]] = [(0, 0)]
+    for end in range(1, len(order) + 1):
+        length = rests[order[end - 1]]
+        pairs = length * (prefix + length)
+        best.append(min((best[begin][0] + (end - begin) * pairs + CALL, begin) for begin in range(end)))
+    cuts: list[list[int]] = []
+    end = len(order)
+    while end > 0:
+        begin = best[end][1]
+        cuts.append(order[begin:end])
+        end = begin
+    return cuts[::-1]

@@ -1,8 +1,9 @@
 """The one packed forward: sequences on a flat axis in, hidden states or log-probabilities on the same axis out.
 
-Two layouts give the same numbers. "packed" runs the flat axis as one row without padding, each sequence attending to
-itself alone; "padded" right-pads the sequences to a batch and lets the model's own attention run, which every family
-of models understands. "auto" packs wherever the model can.
+Three layouts give the same numbers. "packed" runs the flat axis as one row without padding, each sequence attending to
+itself alone; "shared" does so with the beginnings that neighbours have in common computed once (`models.prefix`);
+"padded" right-pads the sequences to a batch and lets the model's own attention run, which every family of models
+understands. "auto" shares wherever the model can pack.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import nn
 
 from novarl.algos.logprobs import chunked_scores
 from novarl.core.errors import NovaError
-from novarl.models.attention import PACKING_ATTENTION
+from novarl.models.attention import PACKING_ATTENTION, Kernel, packing
+from novarl.models.prefix import Group, find_groups, unique_places
 from novarl.models.transformer import Decoder
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-Layout = Literal["auto", "packed", "padded"]
+Layout = Literal["auto", "shared", "packed", "padded"]
 
 
 class Packed(Protocol):
@@ -45,6 +47,12 @@ def packs(model: nn.Module) -> bool:
     if isinstance(model, Decoder):
         return True
     return getattr(getattr(model, "config", None), "_attn_implementation", None) == PACKING_ATTENTION
+
+
+def kernel_of(model: nn.Module) -> Kernel:
+    """What computes the packed attention of `model`, as loading it has chosen (`attention.choose_kernel`)."""
+    kernel: Kernel = getattr(model, "packed_kernel", "sdpa")
+    return kernel
 
 
 def backbone(model: nn.Module) -> nn.Module:
@@ -77,19 +85,21 @@ def hidden_states(
     """Hidden states [N, D] after the final norm, for tokens [N] of sequences that begin and end at cu_seqlens [S + 1].
 
     `hidden[t]` has seen the tokens of its own sequence up to and including t. Sequences may be empty. The result has
-    the dtype of the head's weight. Raises NovaError where layout "packed" is asked of a model that cannot pack, and
-    ValueError where cu_seqlens does not cut the axis.
+    the dtype of the head's weight. Raises NovaError where "packed" or "shared" is asked of a model that cannot pack,
+    and ValueError where cu_seqlens does not cut the axis.
     """
     bounds: list[int] = cu_seqlens.tolist()
     lengths = [end - start for start, end in pairwise(bounds)]
     if bounds[0] != 0 or bounds[-1] != tokens.numel() or min(lengths, default=0) < 0:
         raise ValueError(f"cu_seqlens must rise from 0 to {tokens.numel()}, got {bounds}")
-    if layout == "packed" and not packs(model):
+    if layout in ("packed", "shared") and not packs(model):
         raise NovaError(
-            f"{type(model).__name__} cannot take packed sequences", where="layout=packed", fix="use layout=auto"
+            f"{type(model).__name__} cannot take packed sequences", where=f"layout={layout}", fix="use layout=auto"
         )
     lengths = [length for length in lengths if length > 0]
-    forward = _packed if layout != "padded" and packs(model) else _padded
+    forward = _padded
+    if layout != "padded" and packs(model):
+        forward = _packed if layout == "packed" else _sharing
     with autocast(tokens.device, compute_dtype):
         if lengths:
             hidden = forward(model, tokens, position_ids, lengths)
@@ -153,7 +163,12 @@ def read_scores(
         index = index[predicted[index]]
     weight, bias = head(model)
     columns = chunked_scores(
-        hidden[batch.prev[index]], weight, batch.tokens[index], temperature=temperature, chunk=chunk, bias=bias
+        hidden.index_select(0, batch.prev[index]),
+        weight,
+        batch.tokens[index],
+        temperature=temperature,
+        chunk=chunk,
+        bias=bias,
     )
     zeros = columns[0].new_zeros(batch.tokens.shape)
     logp, entropy, best = (zeros.index_copy(0, index, column) for column in columns)
@@ -161,16 +176,31 @@ def read_scores(
 
 
 def _packed(model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int]) -> Tensor:
-    """One row of N tokens; the lengths travel as a keyword down to the attention, also when it is recomputed."""
+    """One row of N tokens, in which nothing is shared."""
+    return _row(model, tokens, position_ids, [Group(length) for length in lengths])
+
+
+def _sharing(model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int]) -> Tensor:
+    """One row of the unique tokens, and its hidden states for every sequence that shares them."""
+    groups = find_groups(tokens, position_ids, lengths)
+    if not any(group.rests for group in groups):
+        return _row(model, tokens, position_ids, groups)
+    kept, spread = unique_places(groups, tokens.device)
+    return _row(model, tokens[kept], position_ids[kept], groups).index_select(0, spread)
+
+
+def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Group]) -> Tensor:
+    """The packing travels as a keyword down to the attention, also when that is recomputed."""
+    packed = packing(groups, tokens.device, kernel_of(model))
     # A transformers model would build a mask [N, N]: a mask of four dimensions is passed on as it is, and this empty
-    # one cannot be mistaken for a real one if a family loses the lengths on the way.
+    # one cannot be mistaken for a real one if a family loses the packing on the way.
     mask = None if isinstance(model, Decoder) else torch.empty(0, 0, 0, 0, dtype=torch.bool, device=tokens.device)
     output = backbone(model)(
         input_ids=tokens[None],
         position_ids=position_ids[None],
         attention_mask=mask,
         use_cache=False,
-        sequence_lengths=tuple(lengths),
+        packed_sequences=packed,
     )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden

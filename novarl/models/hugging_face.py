@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
-from novarl.models.attention import PACKING_ATTENTION, packed_attention
+from novarl.models.attention import PACKING_ATTENTION, Packing, packed_attention
 from novarl.models.forward import head, hidden_states
 
 if TYPE_CHECKING:
@@ -147,17 +147,17 @@ def packing_sdpa(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sequence_lengths: tuple[int, ...] | None = None,
+    packed_sequences: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention protocol: packed under `sequence_lengths`, otherwise transformers' own SDPA.
+    """Transformers' attention protocol: packed under `packed_sequences`, otherwise transformers' own SDPA.
 
     Raises NovaError naming whatever argument the packed attention does not implement (sliding window, soft cap, sinks,
     position bias, dropout, or one it has never heard of): swallowed, it would be a silently different model.
     """
-    if sequence_lengths is None:
+    if packed_sequences is None:
         if attention_mask is not None and attention_mask.numel() == 0:
-            raise NovaError(f"{type(module).__name__} does not pass the lengths of packed sequences on")
+            raise NovaError(f"{type(module).__name__} does not pass packed sequences on")
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(  # type: ignore[no-any-return]
@@ -172,7 +172,7 @@ def packing_sdpa(
             f"packed attention does not implement {', '.join(refused)}, which {type(module).__name__} asks for",
             fix="use layout=padded",
         )
-    return packed_attention(query, key, value, sequence_lengths, scale=scaling).transpose(1, 2).contiguous(), None
+    return packed_attention(query, key, value, packed_sequences, scale=scaling).transpose(1, 2).contiguous(), None
 
 
 def _register() -> None:

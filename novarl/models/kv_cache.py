@@ -6,14 +6,19 @@ go, and its position ids are its slots. What a query may see follows from its ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 GROWTH = 2.0
 """Capacity grows by at least this factor, so that copying on growth costs O(1) per token."""
+
+ALIGNMENT = 64
+"""Bytes: where memory of PyTorch's own begins."""
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -64,12 +69,16 @@ class KVCache:
     ) -> tuple[Tensor, Tensor]:
         """Write key and value [B, Hkv, L, Dh] of this forward pass; return all that its queries may read, [B, Hkv,
         extent, Dh]. Slots not yet written hold zeros or a former row's values: finite, and hidden by the mask."""
-        if layer_idx == len(self.keys):
-            self._allocate(key_states, value_states)
+        self.write(key_states.transpose(1, 2).to(self.dtype), value_states.transpose(1, 2).to(self.dtype), layer_idx)
         rows = len(self._positions)
-        for store, states in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
-            store[self._row_index, :, self._positions] = states.transpose(1, 2).to(self.dtype)
         return self.keys[layer_idx][:rows, :, : self._extent], self.values[layer_idx][:rows, :, : self._extent]
+
+    def write(self, key: Tensor, value: Tensor, layer: int) -> None:
+        """Write key and value [B, L, Hkv, Dh], of the cache's dtype, where `place` has said."""
+        if layer == len(self.keys):
+            self._allocate(key.transpose(1, 2), value.transpose(1, 2))
+        self.keys[layer][self._row_index, :, self._positions] = key
+        self.values[layer][self._row_index, :, self._positions] = value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many slots attention reads; positions come from `position_ids`, never from this."""
@@ -92,15 +101,16 @@ class KVCache:
         for store in self.keys + self.values:
             store[to, :, :length] = store[origin, :, :length]
 
-    def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` slots a row, copying what is there; does nothing where the room is there."""
+    def reserve(self, capacity: int, *, rows: int | None = None) -> None:
+        """Make room for `capacity` slots a row, copying what the first `rows` rows (None: all) hold; does nothing where
+        the room is there."""
         if capacity <= self.capacity:
             return
         self.capacity = max(capacity, int(self.capacity * GROWTH))
         for stores in (self.keys, self.values):
             for layer, old in enumerate(stores):
                 stores[layer] = self._zeros(old)
-                stores[layer][:, :, : old.shape[2]] = old
+                stores[layer][:rows, :, : old.shape[2]] = old[:rows]
 
     def _allocate(self, key: Tensor, value: Tensor) -> None:
         self.keys.append(self._zeros(key))
@@ -109,7 +119,13 @@ class KVCache:
     def _zeros(self, like: Tensor) -> Tensor:
         # Zeros, not empty memory: a masked slot is multiplied by probability 0, and 0 times a stray NaN is NaN.
         shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
-        return torch.zeros(shape, dtype=self.dtype, device=like.device)
+        if like.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=like.device)
+        # The system hands out zeroed pages at their first touch; torch.zeros would touch all of them now.
+        size = math.prod(shape) * self.dtype.itemsize
+        pages = torch.from_numpy(np.zeros(size + ALIGNMENT, np.uint8))
+        start = -pages.data_ptr() % ALIGNMENT
+        return pages[start : start + size].view(self.dtype).view(shape)
 
 
 def attention_mask(positions: Tensor, extent: int, *, window: int | None = None) -> Tensor:

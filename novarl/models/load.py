@@ -16,6 +16,7 @@ from torch import nn
 
 from novarl.core.errors import NovaError
 from novarl.models import tiny
+from novarl.models.attention import choose_kernel
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.lora import merged
 from novarl.models.transformer import Decoder, DecoderConfig
@@ -57,14 +58,17 @@ def load(
     dtype: str = "float32",
     device: str | torch.device = "cpu",
     gradient_checkpointing: bool = False,
+    attn: str = "auto",
 ) -> Policy:
     """The policy called `name`: "tiny" or "small" (fresh from `seed`, head `tied` or not), a directory, or a hub id.
 
+    `attn`: what computes attention where sequences are packed, "auto" or a kernel's name (`attention.choose_kernel`).
     Raises NovaError where `name` is none of these, or holds something other than a causal language model.
     """
     if dtype not in COMPUTE_DTYPES:
         raise NovaError(f"unknown dtype '{dtype}'", where="dtype", fix=f"one of {', '.join(COMPUTE_DTYPES)}")
     compute_dtype, device = COMPUTE_DTYPES[dtype], torch.device(device)
+    kernel = choose_kernel(attn, device, compute_dtype)
     stored = torch.float64 if compute_dtype is torch.float64 else torch.float32
     if name in tiny.SIZES:
         decoder, tokenizer = tiny.build(name, seed, tied=tied)
@@ -72,10 +76,18 @@ def load(
     else:
         _check_directory(name)
         if not _ours(Path(name)):
-            return _load_pretrained(name, stored, compute_dtype, device, gradient_checkpointing=gradient_checkpointing)
+            policy = _load_pretrained(
+                name, stored, compute_dtype, device, gradient_checkpointing=gradient_checkpointing
+            )
+            if policy.padded_because is not None and attn not in ("auto", "sdpa"):
+                reason = f"it runs through its own attention, padded ({policy.padded_because})"
+                raise NovaError(f"{name} takes no other: {reason}", where=f"attn={attn}", fix="attn=auto")
+            policy.model.packed_kernel = kernel  # type: ignore[assignment]
+            return policy
         decoder, tokenizer = _read_decoder(Path(name)), ByteTokenizer()
         stated = _read_json(Path(name, "generation_config.json")).get("eos_token_id")
     decoder.model.gradient_checkpointing = gradient_checkpointing
+    decoder.packed_kernel = kernel
     return Policy(
         model=decoder.to(device=device, dtype=stored).eval(),
         tokenizer=tokenizer,

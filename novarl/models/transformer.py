@@ -26,10 +26,11 @@ from torch.utils.checkpoint import checkpoint
 
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
-from novarl.models.attention import causal_attention, masked_attention, packed_attention
+from novarl.models.attention import Kernel, Packing, causal_attention, masked_attention, packed_attention
+from novarl.models.fused import rms_norm, rotate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 
 class Cache(Protocol):
@@ -106,7 +107,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+        return rms_norm(x.to(self.weight.dtype), self.weight, self.eps)
 
 
 def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -115,12 +116,6 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     frequency = 1.0 / theta**exponent
     angle = position_ids[:, None, :, None].to(torch.float32) * frequency
     return angle.cos(), angle.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pair (x_i, x_{i + half}) of every head by its position's angle; x [B, H, L, head_dim]."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 class Linear(nn.Linear):
@@ -162,7 +157,7 @@ class Attention(nn.Module):
         *,
         mask: Tensor | None,
         cache: Cache | None,
-        lengths: Sequence[int] | None,
+        packed: Packing | None,
     ) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_dim)
         query = rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), cos, sin)
@@ -170,8 +165,8 @@ class Attention(nn.Module):
         value = self.v_proj(x).view(heads).transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
-        if lengths is not None:
-            mixed = packed_attention(query, key, value, lengths)
+        if packed is not None:
+            mixed = packed_attention(query, key, value, packed)
         elif mask is not None:
             mixed = masked_attention(query, key, value, mask)
         else:
@@ -210,9 +205,9 @@ class Layer(nn.Module):
         *,
         mask: Tensor | None,
         cache: Cache | None,
-        lengths: Sequence[int] | None,
+        packed: Packing | None,
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask=mask, cache=cache, lengths=lengths)
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask=mask, cache=cache, packed=packed)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -234,11 +229,11 @@ class Backbone(nn.Module):
         position_ids: Tensor,
         attention_mask: Tensor | None,
         past_key_values: Cache | None,
-        sequence_lengths: Sequence[int] | None,
+        packed_sequences: Packing | None,
     ) -> DecoderOutput:
         x = self.embed_tokens(input_ids)
         cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
-        kwargs: dict[str, Any] = {"mask": attention_mask, "cache": past_key_values, "lengths": sequence_lengths}
+        kwargs: dict[str, Any] = {"mask": attention_mask, "cache": past_key_values, "packed": packed_sequences}
         for layer in self.layers:
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, cos, sin, use_reentrant=False, **kwargs)
@@ -253,6 +248,9 @@ class Decoder(nn.Module):
     Weights are drawn from N(0, initializer_range) by a generator of their own: equal seeds give equal weights,
     and the global generator is left alone.
     """
+
+    packed_kernel: Kernel = "sdpa"
+    """What computes attention where sequences are packed."""
 
     def __init__(self, config: DecoderConfig, *, seed: int = 0) -> None:
         super().__init__()
@@ -274,12 +272,12 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool = False,
-        sequence_lengths: Sequence[int] | None = None,
+        packed_sequences: Packing | None = None,
     ) -> DecoderOutput:
         """Hidden states of `input_ids` [B, L]; see the module's docstring.
 
         `attention_mask` bool [B, 1, L, K] is True where a query may look; without one attention is causal.
-        `sequence_lengths` packs sequences on the flat axis of B = 1: each attends to itself alone.
+        `packed_sequences` says which sequences lie on the flat axis of B = 1: each attends to itself alone.
         `use_cache` is Hugging Face's: here keys are kept exactly when `past_key_values` is given.
         """
         if use_cache and past_key_values is None:
@@ -289,7 +287,7 @@ class Decoder(nn.Module):
             position_ids=position_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
-            sequence_lengths=sequence_lengths,
+            packed_sequences=packed_sequences,
         )
 
     def get_output_embeddings(self) -> nn.Linear:

@@ -2,7 +2,7 @@
 
 A Record may only hold names that stand here; `lookup` refuses any other. Notation: pi is the policy being trained,
 pi_old the policy before the rollout's first update, mu what the sampler recorded, pi_ref the reference (where a run has
-none, the policy before the update, on the tokens that `kl` looks at: those of the minibatch's first trajectories, 2,048
+none, the policy before the update, on the tokens that `kl` looks at: those of the minibatch's first trajectories, 512
 or more). mean_t runs over the trained tokens (mask True) of the whole update, mean_i over its trajectories. Logarithms
 are natural.
 """
@@ -90,17 +90,37 @@ POLICY = {
     "kl_sequence": Metric(
         "mean_i sum_t k3(pi, pi_ref): the same per trajectory", "nats", healthy="kl_mean times the mean length"
     ),
+    "rollout_kl_mean": Metric(
+        "mean_t k3(pi_old, pi_ref) on all of a step's answers: what controllers see where a step has several updates",
+        "nats/token",
+        healthy="rises slowly, below 1",
+    ),
+    "rollout_kl_sequence": Metric(
+        "mean_i sum_t k3(pi_old, pi_ref): the same per trajectory",
+        "nats",
+        healthy="rollout_kl_mean times the mean length",
+    ),
     "kl_to_old": Metric(
         "mean_t k3(pi_old, pi) on the whole minibatch, after the step: what a step guard bounds", "nats/token", "down"
     ),
     "step_fraction": Metric(
         "how much of the step the rollback let stand: 1, 1/2, 1/4, ..., 0", "share", "up", "1", reduction="same"
     ),
+    "split_micro_batches": Metric(
+        "micro-batches that did not fit in memory and were split, over all ranks; absent where none was",
+        "micro-batches",
+        "down",
+        "absent",
+        reduction="sum",
+        deterministic=False,
+    ),
     "stop_rollout": Metric("1 where a step guard ended the rollout's updates", "share", "down", "0", reduction="same"),
     "kl_std": Metric("standard deviation over t of k3(pi, pi_ref)", "nats/token", healthy="of the size of kl_mean"),
     "kl_penalty": Metric("kl_coef * KL as it enters the loss, the reward or the advantage", "nats", "down"),
     "kl_coef": Metric("coefficient of the KL term, 0 where there is none", "1", reduction="same"),
-    "entropy_coef": Metric("coefficient of the entropy bonus", "1", reduction="same"),
+    "entropy_coef": Metric(
+        "coefficient of the entropy bonus; with entropy.target it moves to hold entropy there", "1", reduction="same"
+    ),
     "entropy": Metric(
         "mean_t H(pi(. | before t)), the full distribution at the training temperature",
         "nats/token",
@@ -112,6 +132,14 @@ POLICY = {
         "share of tokens where the clip is active, so that their gradient is 0", "share", healthy="below 0.3"
     ),
     "correction_mean": Metric("mean_t min(pi_old / mu, correction.max)", "1", healthy="0.95 to 1"),
+    "effective_sample_size": Metric(
+        "(sum_t w_t)^2 / (n sum_t w_t^2) over the n trained tokens, w the correction's weight, or pi_old / mu where "
+        "there is none: the share of tokens that the weights leave effective",
+        "share",
+        "up",
+        "above 0.9; 1 where sampler and learner agree",
+        reduction="same",
+    ),
     "mismatch_mean": Metric(
         "mean_t |log pi - log mu|: learner against sampler, and after a rollout's first update the own move",
         "nats",
@@ -127,6 +155,12 @@ POLICY = {
 }
 
 CREDIT = {
+    "gpg_alpha": Metric(
+        "B / (B - M), B groups of which M have equal rewards: by what loss.surrogate=gpg multiplies the advantages",
+        "1",
+        healthy="1 to 2; higher, few groups teach anything",
+        reduction="same",
+    ),
     "value_loss": Metric(
         "mean_t (V - R)^2 / 2, or its clipped form; the critic's last update of this policy update",
         "reward^2",

@@ -12,10 +12,12 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Rollout, Scored
+from novarl.rewards.early import Begun, Early
 from novarl.rewards.verdict import Failure, Scorer, Verdict, check
 
 
@@ -54,10 +56,14 @@ class RewardSet:
                     f"the weight of {name!r} is {weight}", where="reward weights", fix="use a finite number"
                 )
 
-    async def score(self, rollouts: Sequence[Rollout]) -> list[Scored]:
-        """Score every rollout; those that arrive `failed` are passed through unscored."""
+    async def score(self, rollouts: Sequence[Rollout], begun: Begun | None = None) -> list[Scored]:
+        """Score every rollout; those that arrive `failed` are passed through unscored. What was `begun` of them goes on
+        and is not asked for again."""
         alive = [rollout for rollout in rollouts if rollout.status != "failed"]
-        columns = await asyncio.gather(*(self._column(name, alive) for name in self.rewards))
+        waited = begun.columns if begun is not None else {}
+        columns = await asyncio.gather(
+            *(waited[name].of(alive) if name in waited else self.column(name, alive) for name in self.rewards)
+        )
         rows = iter(zip(*columns, strict=True))
         return [
             _lost(rollout) if rollout.status == "failed" else self._combine(rollout, next(rows)) for rollout in rollouts
@@ -69,7 +75,13 @@ class RewardSet:
             if hasattr(reward, "close"):
                 reward.close()
 
-    async def _column(self, name: str, rollouts: Sequence[Rollout]) -> Sequence[Verdict]:
+    def begin(self) -> Begun:
+        """To be told of each rollout as it ends: the rewards that look at one at a time start at once, beside the
+        sampling of the others. For one later call of `score`, in the same event loop."""
+        names = [name for name, reward in self.rewards.items() if getattr(reward, "one_by_one", False)]
+        return Begun({name: Early(partial(self.column, name)) for name in names})
+
+    async def column(self, name: str, rollouts: Sequence[Rollout]) -> Sequence[Verdict]:
         """One reward's verdict on each rollout; whatever goes wrong with the call is the failure of all of them."""
         if not rollouts:
             return []

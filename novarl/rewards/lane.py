@@ -54,6 +54,7 @@ class Lane:
         self.path, self.time_limit = path, time_limit
         self.late = Failure(f"ran past its limit of {time_limit:g} s and was stopped")
         self._pipe: Pipe | None = None
+        self._begun: tuple[int, float] | None = None
 
     def start(self, cancelled: threading.Event, *, within: float = START_LIMIT) -> dict[str, Function]:
         """Start the worker; the functions of the file. NovaError, with file and line, where it does not import."""
@@ -81,6 +82,7 @@ class Lane:
             if self._pipe is None:
                 self.start(cancelled)
             exchange.deadline = time.monotonic() + self.time_limit
+            self._begun = self._pipe.used() if self._pipe is not None else None
             request = {"op": "call", "function": function.name, "calls": list(calls.values()), "limit": self.time_limit}
             assert self._pipe is not None
             self._pipe.send(request, deadline=exchange.deadline, cancelled=cancelled)
@@ -125,6 +127,12 @@ class Lane:
         except (TimeoutError, Died, Cancelled):
             return None
         return None if reply["running"] is None else list(exchange.calls)[reply["running"]]
+
+    def load(self) -> tuple[int, float] | None:
+        """(resident bytes of the worker, CPU seconds of its last call); None where the system does not say."""
+        if self._pipe is None or self._begun is None or (used := self._pipe.used()) is None:
+            return None
+        return used[0], used[1] - self._begun[1]
 
     def kill(self) -> None:
         """End the worker and its children now; the next call starts a fresh one."""

@@ -8,12 +8,18 @@ A function that hangs on every call must not cost its limit again and again. So 
 slower than any before it, a second worker tries the batch's last call beside it. If both run past their limit the
 rest of the batch is given up, after one limit and not many; if either answers the function is slow, not stuck, and
 nobody is failed for another's sake.
+
+With several `workers` the calls of a batch go to them in turn, each with its own copy of the file: a function that
+waits (for a server, a compiler) then waits for many calls at a time. Where nobody says how many, they are as many as a
+slow function has use for and the machine has room for; what a function returns must then not depend on the calls
+before it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import difflib
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -30,26 +36,41 @@ MOST_HANGS = 3
 """Calls in a row that may run past their limit; then the rest of their batch is given up, not waited for one by one."""
 PATIENCE = 0.3
 """Seconds of silence after which a batch's last call is tried beside its first; more where slower answers are known."""
+SLOW = 0.02
+"""Seconds of a call from which on more workers than one are worth their start."""
+COMPUTES = 0.1
+"""The share of a long call that is the CPU's, from which on it counts as computing."""
+MOST_WORKERS = 32
+"""Where nobody says how many."""
+MEMORY = 512 * 2**20
+"""Bytes that they may have together then; a file that loads a model is not loaded often."""
+PROBE = 2
+"""The first calls of a function nothing is known of; the others are divided by what they took."""
 _GLANCE = 0.05
 """Seconds between looks at the one worker and at the other."""
 
 
 class UserProcess:
-    """Calls the functions of one Python file in a worker process. `time_limit` is in seconds, for one call.
+    """Calls the functions of one Python file in worker processes. `time_limit` is in seconds, for one call.
+
+    `workers`: None: by need. All but the first start when a batch first needs them. Calls of an async function, which
+    run at the same time anyway, go to the first.
 
     Errors, on creation: NovaError for a missing file or one that does not import, with file and line.
     """
 
-    def __init__(self, path: Path, *, time_limit: float) -> None:
+    def __init__(self, path: Path, *, time_limit: float, workers: int | None = 1) -> None:
         if not path.is_file():
             what = "is a directory, not a Python file" if path.is_dir() else "no such file"
             raise NovaError(what, where=str(path), fix="give the path of a Python file, from the current directory")
         self.path = path
         self.time_limit = time_limit
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"user-file-{path.stem}")
-        self._lane = Lane(path, time_limit=time_limit)
+        self.workers = workers
         self._slowest: dict[str, float] = {}
-        self.functions = self._lane.start(threading.Event())
+        self._usual: dict[str, float] = {}
+        self._lanes: list[tuple[Lane, ThreadPoolExecutor]] = []
+        self._open(1)
+        self.functions = self._lanes[0][0].start(threading.Event())
 
     def function(self, name: str) -> Function:
         """The file's function of this name. NovaError, with the nearest name, where there is none."""
@@ -60,61 +81,108 @@ class UserProcess:
             raise NovaError(f"has no function {name!r}", where=str(self.path), fix=fix)
         return self.functions[name]
 
+    def has_answered(self, function: Function) -> bool:
+        """Whether some call of the function ended within its limit."""
+        return function.name in self._usual
+
     async def call(self, function: Function, calls: Sequence[Call]) -> list[Any]:
         """The return value of each call, or a `Failure`. Calls of an async function run at the same time."""
         cancelled = threading.Event()
-        running = asyncio.get_running_loop().run_in_executor(self._thread, self._all, function, calls, cancelled)
+        one = self.workers == 1 or function.is_async
+        probe = len(calls) if one or self.has_answered(function) else PROBE
         try:
-            return await running
+            results = await self._divided(function, calls[:probe], 1 if one else self._useful(function), cancelled)
+            rest, late = calls[probe:], self._lanes[0][0].late
+            if rest and all(result == late for result in results):
+                return results + [Failure(f"was given up: other calls before it {late.reason}")] * len(rest)
+            if rest:
+                results += await self._divided(function, rest, self._useful(function), cancelled)
+            return results
         finally:
-            cancelled.set()  # where the waiting was given up, the thread gives up too
+            cancelled.set()  # where the waiting was given up, the threads give up too
+
+    async def _divided(
+        self, function: Function, calls: Sequence[Call], workers: int, cancelled: threading.Event
+    ) -> list[Any]:
+        """The results of calls that `workers` take in turn."""
+        every = max(1, min(workers, len(calls)))
+        self._open(every)
+        loop = asyncio.get_running_loop()
+        running = [
+            loop.run_in_executor(thread, self._all, lane, function, calls[first::every], cancelled)
+            for first, (lane, thread) in enumerate(self._lanes[:every])
+        ]
+        results: list[Any] = [None] * len(calls)
+        for first, part in enumerate(await asyncio.gather(*running)):
+            results[first::every] = part
+        return results
+
+    def _open(self, count: int) -> None:
+        """Lanes up to `count`, whose processes start with their first call."""
+        while len(self._lanes) < count:
+            lane = Lane(self.path, time_limit=self.time_limit)
+            self._lanes.append((lane, ThreadPoolExecutor(1, thread_name_prefix=f"user-file-{self.path.stem}")))
+
+    def _useful(self, function: Function) -> int:
+        """How many workers a batch may have: those asked for, or one while calls are quick; as many as there is memory
+        for where they mostly wait, and no more than half of the cores where they compute."""
+        if self.workers is not None:
+            return self.workers
+        usual = self._usual.get(function.name, 0.0)
+        if usual < SLOW or (load := self._lanes[0][0].load()) is None:
+            return 1
+        memory, computed = load
+        room = min(MOST_WORKERS, max(1, MEMORY // max(1, memory)))
+        waits = computed < max(SLOW, COMPUTES * usual)  # the second, since on a busy machine computing waits too
+        return room if waits else min(room, max(1, (os.cpu_count() or 1) // 2))
 
     def close(self) -> None:
-        """End the worker. Also happens by itself, at the latest when the interpreter exits."""
-        self._thread.shutdown()
-        self._lane.close()
+        """End the workers. Also happens by itself, at the latest when the interpreter exits."""
+        for lane, thread in self._lanes:
+            thread.shutdown()
+            lane.close()
 
-    def _all(self, function: Function, calls: Sequence[Call], cancelled: threading.Event) -> list[Any]:
+    def _all(self, lane: Lane, function: Function, calls: Sequence[Call], cancelled: threading.Event) -> list[Any]:
         everything = dict(enumerate(calls))
         results: dict[int, Any] = {}
         hangs = 0
         while left := {number: call for number, call in everything.items() if number not in results}:
             if hangs >= MOST_HANGS:
-                results |= dict.fromkeys(left, Failure(f"was given up: other calls before it {self._lane.late.reason}"))
+                results |= dict.fromkeys(left, Failure(f"was given up: other calls before it {lane.late.reason}"))
                 break
             wave = left if function.is_async else dict([next(iter(left.items()))])
-            exchange = self._lane.begin(function, wave, cancelled)
+            exchange = lane.begin(function, wave, cancelled)
             # Until something of this batch has answered, the function may be stuck for good.
-            last = {} if results or len(calls) == 1 else self._try_last(exchange, calls, cancelled)
-            found = self._lane.finish(exchange, cancelled)
-            if not self._stuck(found):
+            last = {} if results or len(calls) == 1 else self._try_last(lane, exchange, calls, cancelled)
+            found = lane.finish(exchange, cancelled)
+            if not _stuck(lane, found):
                 hangs = 0
                 self._slowest[function.name] = max(exchange.waited, self._slowest.get(function.name, 0.0))
-                found = found if self._stuck(last) else last | found  # a last call that was late gets its turn alone
+                self._usual[function.name] = exchange.waited
+                found = found if _stuck(lane, last) else last | found  # a last call that was late gets its turn alone
             else:
-                hangs = MOST_HANGS if last and self._stuck(last) else hangs + 1
+                hangs = MOST_HANGS if last and _stuck(lane, last) else hangs + 1
                 found = last | found
             results |= found
         return [results[number] for number in everything]
 
-    def _stuck(self, found: dict[int, Any]) -> bool:
-        return all(value == self._lane.late for value in found.values())
-
-    def _try_last(self, exchange: Exchange, calls: Sequence[Call], cancelled: threading.Event) -> dict[int, Any]:
+    def _try_last(
+        self, lane: Lane, exchange: Exchange, calls: Sequence[Call], cancelled: threading.Event
+    ) -> dict[int, Any]:
         """What the batch's last call does in a worker of its own, where its first is silent for suspiciously long;
         nothing where that one answers meanwhile, or no second worker starts."""
         function, number = exchange.function, len(calls) - 1
         patience = max(PATIENCE, 2 * self._slowest.get(function.name, 0.0))
-        if patience >= self.time_limit or self._lane.watch(exchange, cancelled, seconds=patience):
+        if patience >= self.time_limit or lane.watch(exchange, cancelled, seconds=patience):
             return {}
-        if function.is_async and self._lane.running(exchange, cancelled) is None:
+        if function.is_async and lane.running(exchange, cancelled) is None:
             return {}  # all of them wait, as async functions should: they end themselves at their limit
         spare = Lane(self.path, time_limit=self.time_limit)
         try:
             spare.start(cancelled, within=max(0.0, exchange.deadline - time.monotonic()))
             trial = spare.begin(function, {number: calls[-1]}, cancelled)
             while trial.silent and time.monotonic() < trial.deadline:
-                if self._lane.watch(exchange, cancelled, seconds=0.0):
+                if lane.watch(exchange, cancelled, seconds=0.0):
                     return {}
                 spare.watch(trial, cancelled, seconds=_GLANCE)
             return trial.results or {number: spare.late}
@@ -122,3 +190,7 @@ class UserProcess:
             return {}
         finally:
             spare.kill()
+
+
+def _stuck(lane: Lane, found: dict[int, Any]) -> bool:
+    return all(value == lane.late for value in found.values())

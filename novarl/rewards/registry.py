@@ -27,10 +27,14 @@ REWARDS: dict[str, Callable[[], Scorer]] = {
 
 
 def find_reward(
-    source: str, *, time_limit: float = user_file.TIME_LIMIT, columns: Collection[str] | None = None
+    source: str,
+    *,
+    time_limit: float = user_file.TIME_LIMIT,
+    workers: int | None = 1,
+    columns: Collection[str] | None = None,
 ) -> Scorer:
-    """The reward `source` names: a built-in one, or `file.py:name` (`user_file.load`, with the data's `columns` where
-    they are known), or a trained reward model, `model:FOLDER`. NovaError for anything else."""
+    """The reward `source` names: a built-in one, or `file.py:name` (`user_file.load`, in so many `workers`, with the
+    data's `columns` where they are known), or a trained reward model, `model:FOLDER`. NovaError for anything else."""
     if source in REWARDS:
         return REWARDS[source]()
     if source.startswith("model:"):
@@ -38,7 +42,7 @@ def find_reward(
 
         return load_model_reward(source.removeprefix("model:"))
     if ".py" in source:
-        return user_file.load(source, time_limit=time_limit, columns=columns)
+        return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns)
     near = difflib.get_close_matches(source, REWARDS, n=1, cutoff=0.5)
     fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(REWARDS)}, file.py:name, or model:FOLDER"
     raise NovaError(f"unknown reward {source!r}", where="reward", fix=fix)

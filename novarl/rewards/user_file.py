@@ -37,6 +37,12 @@ class FileReward:
         self.time_limit = process.time_limit
         self._process = process
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether rollouts may be judged while others are still sampled: by a function that takes one at a time, and
+        has answered before. One that never has may hang on all of them, which a whole batch finds out in one limit."""
+        return self.form == "row" and self._process.has_answered(self.function)
+
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
         if self.form == "row":
             return await self._process.call(self.function, [(_row(rollout), {}) for rollout in rollouts])
@@ -69,11 +75,14 @@ def load(
     spec: str,
     *,
     time_limit: float = TIME_LIMIT,
+    workers: int | None = 1,
     columns: Collection[str] | None = None,
 ) -> FileReward:
     """The reward `file.py:name` (the name is `reward_fn` where none is given), its process started and its form known.
 
     time_limit:     seconds for one call: one rollout, or one batch in TRL's form
+    workers:        processes among which the rollouts of a batch are divided (sync functions of one rollout); None: as
+                    many as a slow function has use for
     columns:        the data's columns beside the prompt, where known: a TRL function that needs one that is not there
                     is refused
 
@@ -81,7 +90,7 @@ def load(
     function of neither form.
     """
     path, name = split_spec(spec)
-    process = UserProcess(path, time_limit=time_limit)
+    process = UserProcess(path, time_limit=time_limit, workers=workers)
     try:
         function = process.function(name)
         if form(function) == "batch" and columns is not None:

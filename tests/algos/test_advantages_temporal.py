@@ -135,7 +135,7 @@ def batches(draw: st.DrawFn) -> Columns:
     }
 
 
-def close(left: Tensor, right: Tensor) -> None:
+def assert_close(left: Tensor, right: Tensor) -> None:
     torch.testing.assert_close(left, right, rtol=0, atol=1e-10)
 
 
@@ -146,10 +146,10 @@ def test_on_policy_they_are_one(columns: Columns, lam: float, gamma: float) -> N
     advantage, returns = estimate("gae", columns, lam=lam, gamma=gamma)
     for name in ("td_lambda", "vtrace", "retrace"):
         ours, target = estimate(name, on_policy, lam=lam, gamma=gamma)
-        close(ours, advantage)
-        close(target, returns)
+        assert_close(ours, advantage)
+        assert_close(target, returns)
     errors = estimate("vtrace", on_policy, lam=lam, gamma=gamma)[1] - columns["values"].nan_to_num()
-    close(errors, advantage)
+    assert_close(errors, advantage)
 
 
 @given(batches(), st.sampled_from([1.0, 0.9]))
@@ -160,12 +160,12 @@ def test_the_ends_of_lambda_and_n(columns: Columns, gamma: float) -> None:
     width = columns["mask"].shape[1]
     for name, options in (("monte_carlo", {}), ("clipped_is", {}), ("clipped_is, trajectory", {})):
         for ours, expected in zip(estimate(name, on_policy, gamma=gamma, **options), whole, strict=True):
-            close(ours, expected)
+            assert_close(ours, expected)
     taken = {key: columns[key] for key in ("rewards", "values", "mask", "bootstrap")}
     for n, expected in ((1, single), (width, whole), (width + 5, whole)):
-        close(advantages.n_step(**taken, n=n, gamma=gamma)[0], expected[0])
-        close(advantages.n_step(**taken, n=n, gamma=gamma)[1], expected[1])
-    close(whole[1] - columns["values"].nan_to_num(), whole[0])
+        assert_close(advantages.n_step(**taken, n=n, gamma=gamma)[0], expected[0])
+        assert_close(advantages.n_step(**taken, n=n, gamma=gamma)[1], expected[1])
+    assert_close(whole[1] - columns["values"].nan_to_num(), whole[0])
 
 
 @given(batches(), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([1.0, 0.9]))
@@ -176,7 +176,7 @@ def test_segments_of_one_token_are_gae(columns: Columns, lam: float, gamma: floa
         estimate("gae", columns, lam=lam, gamma=gamma),
         strict=True,
     ):
-        close(ours, expected)
+        assert_close(ours, expected)
 
 
 @given(batches())
@@ -244,7 +244,7 @@ def test_no_reward_is_lost(columns: Columns) -> None:
     _, returns = estimate("monte_carlo", columns)
     some = columns["mask"].any(1)
     first = returns.gather(1, columns["mask"].int().argmax(1, keepdim=True))[:, 0]
-    close(first, torch.where(some, columns["rewards"].sum(1) + columns["bootstrap"], 0.0))
+    assert_close(first, torch.where(some, columns["rewards"].sum(1) + columns["bootstrap"], 0.0))
 
 
 @EVERY

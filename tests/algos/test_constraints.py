@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from novarl.algos.constraints import Constraint, Lagrangian, QuadraticPenalty, backtrack, early_stop, loss_scale
+from novarl.algos.constraints import Constraint, Lagrangian, QuadraticPenalty, backtrack, early_stop
 from novarl.core.errors import NovaError
 
 REFERENCE = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.1, 0.05], dtype=torch.float64)
@@ -36,9 +36,7 @@ def entropy_of(p: Tensor) -> Tensor:
     return -(p * p.log()).sum()
 
 
-def train(
-    kl: Constraint | None, entropy: Constraint | None, *, steps: int = 1500, scaled: bool = False
-) -> list[tuple[float, float, float]]:
+def train(kl: Constraint | None, entropy: Constraint | None, *, steps: int = 1500) -> list[tuple[float, float, float]]:
     """(KL, H, J) after each step of a softmax bandit under descent of -J + lambda KL - nu H, from the reference.
 
     Each step measures, updates the multipliers and uses them in the next, as a run does.
@@ -46,8 +44,7 @@ def train(
     logits, seen, multiplier, bonus = REFERENCE.log().requires_grad_(), [], 0.0, 0.0
     for _ in range(steps):
         p = logits.softmax(0)
-        scale = loss_scale(multiplier, bonus) if scaled else 1.0
-        loss = scale * (multiplier * kl_of(p) - bonus * entropy_of(p) - (p * REWARD).sum())
+        loss = multiplier * kl_of(p) - bonus * entropy_of(p) - (p * REWARD).sum()
         (gradient,) = torch.autograd.grad(loss, logits)
         logits = (logits - gradient).detach().requires_grad_()
         p = logits.detach().softmax(0)
@@ -71,10 +68,9 @@ def free() -> tuple[float, float, float]:
     return train(None, None)[-1]
 
 
-@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("dual", DUALS)
-def test_kl_comes_to_rest_at_its_limit(dual: str, scaled: bool, free: tuple[float, float, float]) -> None:
-    seen = train(ceiling(**DUALS[dual]), None, scaled=scaled)
+def test_kl_comes_to_rest_at_its_limit(dual: str, free: tuple[float, float, float]) -> None:
+    seen = train(ceiling(**DUALS[dual]), None)
     assert free[0] > 5 * LIMIT, "the limit binds"
     assert rests_at([kl for kl, _, _ in seen], LIMIT)
     assert 0.45 < seen[-1][2] < free[2], "and some reward is left"
@@ -262,10 +258,6 @@ def test_backtrack_measures_from_the_largest_down_and_no_further_than_needed() -
     assert backtrack(quadratic, 1e-9, halvings=20) == 0.5**15
     assert backtrack(lambda fraction: math.nan, 1.0) == 0.0
     assert backtrack(lambda fraction: math.nan if fraction > 0.5 else 0.0, 1.0) == 0.5
-
-
-def test_loss_scale() -> None:
-    assert (loss_scale(), loss_scale(1.0), loss_scale(0.5, 2.5)) == (1.0, 0.5, 0.25)
 
 
 @pytest.mark.parametrize(

@@ -72,5 +72,5 @@ def test_peak_memory_hardly_grows_with_the_tokens() -> None:
     """From 2k to 16k tokens, vocabulary 32k, chunk 1024: by under 5 % of the full logits, 2 GiB."""
     output = subprocess.run([sys.executable, "-c", PEAK], check=True, capture_output=True, text=True).stdout
     before, after = (int(line) for line in output.split())
-    assert before > 2 * 1024 * 32768 * 4, "the probe did not see the two scratch tensors"
+    assert before > 1024 * 32768 * 4, "the probe did not see the scratch tensor"
     assert after - before < 0.05 * 16384 * 32768 * 4

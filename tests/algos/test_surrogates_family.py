@@ -242,7 +242,7 @@ def test_derivatives_by_finite_differences(surrogate: Surrogate) -> None:
     for sign in (1.0, -1.0):
         advantage = sign * column(1.0, 2.0, 0.5, 1.0, 0.7, 1.3)
         mask = torch.tensor([True, True, True, True, True, False])
-        torch.autograd.gradcheck(lambda x, a=advantage, m=mask: surrogate(x, old, a, m)[0], logp, eps=1e-7)
+        assert torch.autograd.gradcheck(lambda x, a=advantage, m=mask: surrogate(x, old, a, m)[0], logp, eps=1e-7)
 
 
 def test_derivatives_of_gspo_by_finite_differences() -> None:
@@ -250,7 +250,7 @@ def test_derivatives_of_gspo_by_finite_differences() -> None:
     logp = (old + column(0.1, -0.15, 0.02, 0.3, 0.1)).requires_grad_()
     ids, advantage = torch.tensor([3, 1, 3, 1, 3]), column(1.0, -2.0, 0.5, 1.0, -0.7)
     mask = torch.tensor([True, True, True, True, False])
-    torch.autograd.gradcheck(
+    assert torch.autograd.gradcheck(
         lambda x: gspo(x, old, advantage, mask, sequence=ids, clip_low=0.2, clip_high=0.2)[0], logp
     )
 
@@ -259,7 +259,7 @@ def test_derivatives_of_cispo_by_finite_differences() -> None:
     """Its weight is a number: the derivative is that of -w A log pi with w as it is."""
     old, mask = column(-1.0, -2.0, -1.5), torch.tensor([True, True, False])
     logp, advantage = (old + column(2.0, 2.5, 0.0)).requires_grad_(), column(1.0, -2.0, 3.0)
-    torch.autograd.gradcheck(lambda x: cispo(x, old, advantage, mask)[0], logp)  # both at the bound, a constant
+    assert torch.autograd.gradcheck(lambda x: cispo(x, old, advantage, mask)[0], logp)  # both at the bound, a constant
 
 
 @BOUNDED

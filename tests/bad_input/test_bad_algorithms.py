@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from novarl import cli
-from tests.bad_input.test_bad_input import Case, refuse
+from tests.bad_input.test_bad_input import Case, assert_refused
 from tests.build.harness import ON_TASK
 
 ADAPTIVE = "adaptive_kl=true"
@@ -32,6 +32,9 @@ TWICE = {
 CORRECTION = {
     "a mask has no weight to cut": of("correction.type=icepop correction.tis_max=2", "correction.tis_max: "),
     "bounds of what is not bounded": of("correction.low=0.1", "correction.low: correction.type=null has no bounds"),
+    "a root of what has no length": of(
+        "correction.type=token correction.geometric=true", "correction.geometric: correction.type=token does not weigh"
+    ),
     "no ratio between the bounds": of(
         "correction.type=icepop correction.low=2 correction.high=1", "no ratio lies between the bounds"
     ),
@@ -55,6 +58,14 @@ CREDIT = {
     "lambda of whole returns": of("algo=ppo adv.estimator=monte_carlo adv.lam=0.9", "adv.lam: adv.estimator=monte_c"),
     "a constant of another baseline": of("algo=grpo adv.constant=1", "adv.constant: adv.estimator=group does not"),
     "steps of another estimator": of("algo=ppo adv.n=2", "adv.n: adv.estimator=gae does not read it"),
+    "a level of another estimator": of("algo=ppo adv.is_level=trajectory", "adv.is_level: adv.estimator=gae does not"),
+    "an entropy that cannot move": of("entropy.target=1 entropy.coef=0", "entropy.coef: a weight that starts at 0"),
+    "a rate of what stands still": of("entropy.rate=0.1", "entropy.rate: without a target the weight does not move"),
+    "two that move the entropy bonus": of(
+        f"entropy.target=1 {BOUND} constraint_optimization.entropy_constraint=0.5",
+        "entropy.target: a controller and a constraint would both move the weight of the entropy bonus",
+    ),
+    "an entropy that would swing": of("entropy.target=1 entropy.rate=50", "entropy.rate: with rate=50 the simulated"),
     "weights of another estimator": of("algo=ppo adv.rho_max=2", "adv.rho_max: adv.estimator=gae does not read it"),
     "memory of another baseline": of("algo=reinforce adv.estimator=mean adv.ema_beta=0.5", "keeps no moving average"),
     "values for steps where tokens need them": of(
@@ -191,7 +202,7 @@ CASES = {
 def test_bad_algorithm(
     case: Case, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(case, tmp_path, capfd, monkeypatch)
+    assert_refused(case, tmp_path, capfd, monkeypatch)
     words = case.command.split()[2:]
     assert cli.main(["explain", *ON_TASK, *words]) == 2
     out, err = capfd.readouterr()

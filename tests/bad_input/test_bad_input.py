@@ -333,7 +333,9 @@ LENGTH = (*RL, "reward=length")
 SHORT = {"RL": RL, "SFT": SFT, "ON_TASK": ON_TASK, "LENGTH": LENGTH, "ON_ROWS": (*LENGTH, "data=rows.jsonl")}
 
 
-def refuse(case: Case, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_refused(
+    case: Case, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Run the case in `folder`, and check all that is promised of a mistake."""
     for name, text in case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -361,7 +363,7 @@ def refuse(case: Case, folder: Path, capfd: pytest.CaptureFixture[str], monkeypa
 def test_bad_input(
     case: Case, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(case, tmp_path, capfd, monkeypatch)
+    assert_refused(case, tmp_path, capfd, monkeypatch)
 
 
 @pytest.mark.parametrize("case", CHECKPOINTS.values(), ids=CHECKPOINTS)
@@ -369,4 +371,4 @@ def test_bad_input_about_models_and_runs(
     case: Case, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(trained, tmp_path / "run", symlinks=True)
-    refuse(case, tmp_path, capfd, monkeypatch)
+    assert_refused(case, tmp_path, capfd, monkeypatch)

@@ -90,7 +90,7 @@ def damaged_lines(seed: int, count: int) -> list[bytes]:
     return lines
 
 
-def account(load: Callable[..., Any], file: Path, lines: int, **options: Any) -> str:
+def assert_accounted(load: Callable[..., Any], file: Path, lines: int, **options: Any) -> str:
     """How the file ended. Whatever else is raised is a failure of the test."""
     refused: list[BadRow] = []
     try:
@@ -117,7 +117,7 @@ def test_two_thousand_damaged_rows(load: Callable[..., Any], size: int, tmp_path
         lines = damaged_lines(seed, size)
         file.write_bytes(b"\n".join(lines) + b"\n")
         options = {"on_long": ("refuse", "truncate")[seed % 2], "apply_chat_template": seed % 3 > 0}
-        ends[account(load, file, len(lines), **options)] += 1
+        ends[assert_accounted(load, file, len(lines), **options)] += 1
     assert len(ends) >= 2 and min(ends.values()) >= files // 50, f"the damage is too one-sided: {ends}"
 
 

@@ -13,6 +13,7 @@ import pytest
 from novarl.core.types import Rollout, Scored
 from novarl.models.byte_tokenizer import CHAT_TEMPLATE
 from novarl.rewards.compose import RewardSet
+from novarl.rewards.early import Begun
 from tests.build.harness import (
     ON_TASK,
     RL,
@@ -152,9 +153,9 @@ def test_a_reward_that_always_hangs_ends_its_step_within_its_limit_and_a_second(
     limit, reward, took = 1.0, write_reward(tmp_path, HANG), []
     score = RewardSet.score
 
-    async def timed(self: RewardSet, rollouts: Sequence[Rollout]) -> list[Scored]:
+    async def timed(self: RewardSet, rollouts: Sequence[Rollout], begun_early: Begun | None = None) -> list[Scored]:
         begun = time.perf_counter()
-        found = await score(self, rollouts)
+        found = await score(self, rollouts, begun_early)
         took.append(time.perf_counter() - begun)
         return found
 

@@ -29,7 +29,7 @@ from tests.build.harness import (
     weights,
     write_rows,
 )
-from tests.build.test_shipped import check_metrics
+from tests.build.test_shipped import assert_explained
 
 DPO = ("dpo", "batch_size=4", "steps=2", "eval.n=4", *QUIET)
 LEARNING = ("optim.lr=1e-3", "batch_size=8", "steps=12", "save_every=null")
@@ -100,7 +100,7 @@ def test_a_run_leaves_what_scripts_rely_on(folder: Path) -> None:
         assert {"auroc", "ece", "brier"} <= found[when].keys()
     assert found["before"]["score"] == 0.5, "a policy is no better than its own reference"
     assert {"run_dir", "metrics", "events", "samples", "checkpoints", "model"} <= found["paths"].keys()
-    names = check_metrics(folder / "run")
+    names = assert_explained(folder / "run")
     assert {"loss", "preference_accuracy", "reward_margin", "eval/score", "eval/auroc", "eval/ece"} <= names
 
 
@@ -110,14 +110,14 @@ def test_every_loss_learns_what_is_preferred(loss: str, folder: Path) -> None:
     records = metrics(folder / "run")
     gap = [record["reward_chosen_mean"] - record["reward_rejected_mean"] for record in records]
     assert gap[-1] > gap[0] + 1e-3, gap
-    check_metrics(folder / "run")
+    assert_explained(folder / "run")
 
 
 def test_kto_takes_labelled_answers(folder: Path) -> None:
     finished(*DPO, "data=labelled.jsonl", "run_dir=run", "loss=kto")
     found = summary(folder / "run")
     assert found["rows"]["used"] == 80 and found["status"] == "done"
-    assert {"kto_point"} <= check_metrics(folder / "run")
+    assert {"kto_point"} <= assert_explained(folder / "run")
 
 
 def test_strangers_answer_other_prompts_and_fit() -> None:

@@ -28,7 +28,7 @@ from novarl.rewards.registry import find_reward
 from novarl.rewards.verdict import Failure
 from tests.build.harness import QUIET, RL, finished, metrics, novarl, questions, summary, weights, write_rows
 from tests.build.test_dpo import preferences, unpaired_rows
-from tests.build.test_shipped import check_metrics
+from tests.build.test_shipped import assert_explained
 
 RM = ("rm", "batch_size=4", "steps=2", "eval.n=4", *QUIET)
 LOSSES = {
@@ -64,7 +64,7 @@ def test_every_loss_learns(loss: str, data: str, folder: Path) -> None:
     records = metrics(folder / "run")
     gap = [record["reward_chosen_mean"] - record["reward_rejected_mean"] for record in records]
     assert gap[-1] > gap[0] + 1e-3, gap
-    check_metrics(folder / "run")
+    assert_explained(folder / "run")
     found = summary(folder / "run")
     assert (found["status"], found["command"], found["loss"]) == ("done", "rm", loss)
     assert found["after"]["interval"][0] <= found["after"]["score"] <= found["after"]["interval"][1]
@@ -77,6 +77,15 @@ def test_every_loss_learns(loss: str, data: str, folder: Path) -> None:
 def test_labelled_losses_take_pairs_as_two_answers(loss: str, folder: Path) -> None:
     finished(*RM, f"loss={loss}", "data=pairs.jsonl", "run_dir=run")
     assert summary(folder / "run")["rows"]["read"] == 40
+
+
+def test_a_language_model_of_the_texts_may_come_first(folder: Path) -> None:
+    finished("sft", "data=texts.jsonl", "batch_size=4", "steps=2", *QUIET, "run_dir=lm")
+    model = folder / "lm/checkpoints/latest/model"
+    finished(*RM, "loss=bce", "data=texts.jsonl", f"model={model}", "max_length=6", "on_long=keep_end", "run_dir=run")
+    assert summary(folder / "run")["rows"]["truncated"] == 40
+    shown = (folder / "run/samples.md").read_text()
+    assert "good<eos>" in shown and "dull<eos>" in shown, "the ends are read"
 
 
 @pytest.mark.parametrize("loss", ["bt", "implicit_dpo"])

@@ -33,7 +33,7 @@ ODD = {
 }
 
 
-def check_metrics(run: Path) -> set[str]:
+def assert_explained(run: Path) -> set[str]:
     """Every name that the run wrote is explained, and every value is a number."""
     records = metrics(run)
     assert records
@@ -73,7 +73,7 @@ def test_every_shipped_configuration_runs_one_step(file: Path, tmp_path: Path, m
     finished(kind, str(file), *words[kind], *data, f"run_dir={run}")
     assert summary(run)["status"] == "done" and summary(run)["steps"] == (kind != "eval")
     if kind != "eval":
-        check_metrics(run)
+        assert_explained(run)
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -82,7 +82,7 @@ def test_every_algorithm_runs_one_step(algo: str, tmp_path: Path) -> None:
     finished("rl", "task=sort", "warmup=2", *SMALL, f"algo={algo}", f"run_dir={run}")
     updates = ALGORITHMS[algo].updates_per_rollout
     assert summary(run)["algo"] == algo and (summary(run)["steps"], summary(run)["updates"]) == (1, updates)
-    names = check_metrics(run)
+    names = assert_explained(run)
     if ALGORITHMS[algo].kl_coef:
         assert names >= set(PROMISED)
 
@@ -91,7 +91,7 @@ def test_every_algorithm_runs_one_step(algo: str, tmp_path: Path) -> None:
 def test_every_part_runs_and_says_only_what_is_explained(words: str, tmp_path: Path) -> None:
     data, run = write_rows(tmp_path / "rows.jsonl", questions()), tmp_path / "run"
     finished("rl", *RL, f"data={data}", "reward=lexical", *words.split(), f"run_dir={run}")
-    check_metrics(run)
+    assert_explained(run)
 
 
 def test_a_metric_without_an_explanation_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,4 +102,4 @@ def test_a_metric_without_an_explanation_is_caught(tmp_path: Path, monkeypatch: 
     data, run = write_rows(tmp_path / "rows.jsonl", questions()), tmp_path / "run"
     finished("rl", *RL, f"data={data}", "reward=lexical", f"run_dir={run}")
     with pytest.raises(KeyError, match="novel"):
-        check_metrics(run)
+        assert_explained(run)

@@ -28,14 +28,15 @@ RUNS = {
         *("rl", *ON_TASK, "algo=grpo", *CONSTRAINED.split(), "constraint_optimization.mode=early_stop"),
         "updates_per_rollout=2",
     ),
+    "groups that teach nothing": ("rl", *ON_TASK, "algo=grpo", "loss.surrogate=gpg"),
     "several objectives": (
         *("rl", *ON_TASK, "multi_objective.enabled=true"),
         "multi_objective.objectives={reward: {direction: max}, length: {direction: min}}",
     ),
 }
 """The smallest runs that between them write every metric."""
-ELSEWHERE = frozenset(glossary.PREFERENCE)
-"""Written by the runs on pairs, in tests of their own."""
+ELSEWHERE = frozenset(glossary.PREFERENCE) | {"split_micro_batches"}
+"""Written by the runs on pairs, and where memory runs out, in tests of their own."""
 
 
 @pytest.fixture(scope="module")

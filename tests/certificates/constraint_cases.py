@@ -86,17 +86,14 @@ def convergence() -> list[Certificate]:
     ]
 
 
-def updated_gradient(constraint: Constraint, measured: float, *, rescale: bool = False) -> Tensor:
+def updated_gradient(constraint: Constraint, measured: float) -> Tensor:
     """The gradient of -J + coef KL after one update, as a run would take it."""
     coef = constraint.update(measured)
-    scale = constraints.loss_scale(coef) if rescale else 1.0
-    return exact.gradient(lambda p: scale * (coef * exact.kl(p, REFERENCE) - (p * REWARD).sum()))
+    return exact.gradient(lambda p: coef * exact.kl(p, REFERENCE) - (p * REWARD).sum())
 
 
-def lagrangian_gradient(multiplier: float, scale: float = 1.0) -> Tensor:
-    return exact.gradient(
-        lambda p: scale * (multiplier * (exact.kl(p, REFERENCE) - KL_LIMIT) - (p * REWARD).sum()),
-    )
+def lagrangian_gradient(multiplier: float) -> Tensor:
+    return exact.gradient(lambda p: multiplier * (exact.kl(p, REFERENCE) - KL_LIMIT) - (p * REWARD).sum())
 
 
 def penalty_gradient(limit: float) -> Tensor:
@@ -127,12 +124,6 @@ def gradients() -> list[Certificate]:
             claim,
             lambda: updated_gradient(multiplier(), OUTSIDE * KL_LIMIT),
             lambda: lagrangian_gradient(0.6 + 0.1 * 0.4),
-        ),
-        Certificate(
-            "Lagrangian's gradient rescaled",
-            "grad(-J + lambda (KL - d)) / (1 + lambda)",
-            lambda: updated_gradient(multiplier(), OUTSIDE * KL_LIMIT, rescale=True),
-            lambda: lagrangian_gradient(0.64, 1 / 1.64),
         ),
         Certificate(
             "quadratic penalty past the limit",
@@ -220,7 +211,6 @@ FAULTS: list[Fault] = [
     *planted(
         constraints.QuadraticPenalty, "respond", ("without its half", scaled(2.0), "quadratic penalty past the limit")
     ),
-    *planted(constraints, "loss_scale", ("not inverted", scaled(1.64**2), "Lagrangian's gradient rescaled")),
     *planted(
         constraints,
         "backtrack",

@@ -138,15 +138,15 @@ def psi_optimum(world: World, tau: float) -> Tensor:
     return weight / weight.sum()
 
 
-def soft_values(world: World, beta: float, *, spoken: int) -> Tensor:
-    """beta log E_ref[e^(r(y') / beta) | y' begins as y up to t + spoken] for each answer and t [Y, longest], 0 past the
+def soft_values(world: World, beta: float) -> Tensor:
+    """beta log E_ref[e^(r(y') / beta) | y' begins as y up to and with t] for each answer and t [Y, longest], 0 past the
     end; r(y) = beta log pi(y) / ref(y). By summing over the answers that begin so."""
     p, q = exact.fixed(world, world.policy), exact.fixed(world, world.reference)
     boosted = q * (p / q)
     table = torch.zeros(len(world.answers), world.longest, dtype=torch.float64)
     for y, answer in enumerate(world.answers):
         for t in range(len(answer)):
-            begin = answer[: t + spoken]
+            begin = answer[: t + 1]
             same = torch.tensor([other[: len(begin)] == begin for other in world.answers])
             table[y, t] = beta * (boosted[same].sum() / q[same].sum()).log()
     return table

@@ -163,11 +163,6 @@ FAULTS: list[Fault] = [
         "q_values",
         ("of the state", instead(lambda rewards: rewards.cumsum(-1) - rewards), "implicit q_values"),
     ),
-    *planted(
-        implicit_prm,
-        "state_values",
-        ("of the action", instead(lambda rewards: rewards.cumsum(-1)), "implicit state_values"),
-    ),
     *planted(implicit_prm, "outcome", ("a mean", instead(lambda rewards: rewards.mean(-1)), "implicit outcome")),
     *planted(implicit_prm, "step_rewards", ("steps one token late", shifted(1, 1), "implicit step_rewards")),
     *planted(

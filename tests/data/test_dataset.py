@@ -84,6 +84,20 @@ def test_long_sft_rows_lose_their_tail(jsonl: Any, trained: Any) -> None:
     assert texts == [["xxx<eos>"], ["xxxx"], ["xxxx"]]
 
 
+def test_texts_are_learnt_whole_where_nothing_else_can_be_read(jsonl: Any) -> None:
+    tok = ByteTokenizer()
+    (text,), _ = load_sft(jsonl({"text": "abc", "label": 1}), tokenizer=tok, max_length=99)
+    assert tok.decode(text.tokens) == "abc<eos>" and text.mask == (False, True, True, True)
+    (text,), counts = load_sft(jsonl({"body": "abcdef"}), tokenizer=tok, max_length=4, text_key="body")
+    assert tok.decode(text.tokens) == "abcd" and counts.truncated == 1
+    (talk,), _ = load_sft(jsonl({"text": "abc", **GOOD}), tokenizer=tok, max_length=99)
+    assert "abc" not in tok.decode(talk.tokens), "a row of two formats is a conversation"
+    with pytest.raises(NovaError, match="text: must be a string, not a number"):
+        load_sft(jsonl({"text": 5}), tokenizer=tok, max_length=99)
+    with pytest.raises(NovaError, match="text_key is for texts without a prompt"):
+        load_sft(jsonl({"text": "abc", **GOOD}), tokenizer=tok, max_length=99, text_key="text", prompt_key="prompt")
+
+
 def test_an_sft_row_with_nothing_left_to_learn_is_refused(jsonl: Any) -> None:
     file = jsonl({"prompt": "q", "completion": "a"}, {"prompt": "q" * 50, "completion": "a"})
     told: list[BadRow] = []

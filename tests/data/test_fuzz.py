@@ -34,7 +34,7 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT | VALUE
 GOOD = {"prompt": "q", "completion": "a", "answer": 1}
 
 
-def account(load: Any, file: Path, **options: Any) -> None:
+def assert_accounted(load: Any, file: Path, **options: Any) -> None:
     try:
         items, counts = load(file, tokenizer=TOKENIZER, max_length=64, max_bad_rows=1.0, **options)
     except NovaError as error:
@@ -50,8 +50,8 @@ def account(load: Any, file: Path, **options: Any) -> None:
 def test_any_json_value_is_a_row(tmp_path: Path, rows: list[Any]) -> None:
     for name, text in (("a.json", json.dumps(rows)), ("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))):
         (tmp_path / name).write_text(text)
-        account(load_rl, tmp_path / name)
-        account(load_sft, tmp_path / name)
+        assert_accounted(load_rl, tmp_path / name)
+        assert_accounted(load_sft, tmp_path / name)
 
 
 @FUZZ
@@ -76,7 +76,7 @@ def test_any_odd_row_among_good_ones(tmp_path: Path, row: Any, template: bool, o
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow", "a.jsonl.gz"])
 def test_any_bytes_are_a_file(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    account(load_rl, tmp_path / name)
+    assert_accounted(load_rl, tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_damaged_files(tmp_path: Path, name: str) -> None:
         except NovaError as error:
             assert "\n" not in str(error)
             outcomes.add("refused")
-        account(load_rl, tmp_path / name)
+        assert_accounted(load_rl, tmp_path / name)
     assert len(outcomes) >= 2, "the damage was never seen"
 
 

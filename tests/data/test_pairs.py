@@ -231,6 +231,15 @@ def test_a_text_that_is_cut_still_ends_with_its_end_token() -> None:
     assert said(text.sequence, trained=False) == "a" * 9 + "<eos>" and counts.truncated == 1
 
 
+def test_a_text_may_keep_its_end_instead_and_an_answer_is_cut_as_ever() -> None:
+    (((text,),), counts) = load_labelled(rows({"text": "a" * 50 + "end", "label": 1}), reading(10, on_long="keep_end"))
+    assert said(text.sequence, trained=False) == "a" * 6 + "end<eos>" and counts.truncated == 1
+    assert text.sequence.mask == (False,) + (True,) * 9
+    asked = {"prompt": "q", "completion": "a" * 50 + "end", "label": 1}
+    cut = [load_labelled(rows(asked), reading(20, on_long=how))[0][0][0].sequence for how in ("keep_end", "truncate")]
+    assert cut[0] == cut[1]
+
+
 def test_a_batch_of_pairs() -> None:
     pairs = [
         pair({"prompt": "q", "chosen": "good", "rejected": "bad", "margin": 2}),

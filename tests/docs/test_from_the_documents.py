@@ -9,7 +9,9 @@ import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,6 +29,14 @@ NOVARL = [line for line in COMMANDS if line.startswith("novarl ")]
 SCRIPTS = [line for line in COMMANDS if line.startswith("python ")]
 REST = [line for line in COMMANDS if line not in NOVARL and line not in SCRIPTS]
 PYTHON = [body for kind, words, body in BLOCKS if kind == "python" and not words]
+LEFT: dict[str, Callable[[Any], bool]] = {
+    "coefficient": lambda found: 0.2 < found < 0.3,
+    "weights": lambda found: len(found) == 3 and found[0] > 0 > found[1] and found[2] > 0,
+    "logprobs": lambda found: bool((found < 0).all()) and found.shape[1] > 5,
+    "rewards": lambda found: len(found) == 2 and found[0] > 0,
+    "summary": lambda found: (found["status"], found["updates"]) == ("done", 4),
+}
+"""What each snippet leaves behind, in their order: its name, and what the page says of it."""
 QUIET = ("log.console=false", "log.tensorboard=false")
 TINY = {
     "rl": ("warmup=1", "steps=1", "prompts_per_rollout=2", "responses_per_prompt=2", "eval.n=2", "eval.k=0", *QUIET),
@@ -118,10 +128,19 @@ def test_what_is_not_run_here_names_what_there_is(line: str) -> None:
         assert importlib.util.find_spec("torch.distributed.run") is not None
 
 
-@pytest.mark.parametrize("body", PYTHON, ids=range(len(PYTHON)))
-def test_snippets(body: str) -> None:
+def test_every_snippet_has_something_to_leave() -> None:
+    assert len(PYTHON) == len(LEFT) >= 5
+    assert all(
+        re.search(rf"^(\w+, )*{name}(, \w+)* = ", body, re.MULTILINE) for body, name in zip(PYTHON, LEFT, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("body", "name"), zip(PYTHON, LEFT, strict=False), ids=LEFT)
+def test_snippets(body: str, name: str) -> None:
+    left: dict[str, Any] = {"__name__": "snippet"}
     with lightly():
-        exec(compile(body, "docs/from_the_documents.md", "exec"), {"__name__": "snippet"})
+        exec(compile(body, "docs/from_the_documents.md", "exec"), left)
+    assert LEFT[name](left[name])
 
 
 @pytest.mark.parametrize("command", ["sft", "dpo", "rm", "rl"])

@@ -134,7 +134,7 @@ def test_a_group_shares_one_prefill_also_where_the_batch_is_full(
     engine = make_engine(policy, max_batch=4)
     prompts: list[tuple[int, ...]] = []
     prefill = engine._runner.prefill
-    monkeypatch.setattr(engine._runner, "prefill", lambda new: (prompts.extend(new), prefill(new))[1])
+    monkeypatch.setattr(engine._runner, "prefill", lambda new, known: (prompts.extend(new), prefill(new, known))[1])
     one, other = list(b"abcdebcdef"), list(b"qrstuv")
     wanted = [(one if i % 2 else other, Sampling(max_tokens=5 + i % 3, temperature=1.5), f"k{i}") for i in range(20)]
     completions = sample_all(engine, wanted)
@@ -188,7 +188,7 @@ def test_an_exception_reaches_every_request_and_the_engine_goes_on(
         patch.setattr(engine._runner, "decode", lambda *_, **__: torch.full((4, 320), torch.nan))
         failed = [result for result in asyncio.run(all_results()) if isinstance(result, BaseException)]
         assert len(failed) >= 8 and all("logits are not finite" in str(error) for error in failed)
-        patch.setattr(engine._runner, "prefill", lambda _: 1 / 0)
+        patch.setattr(engine._runner, "prefill", lambda *_: 1 / 0)
         assert all(isinstance(result, ZeroDivisionError) for result in asyncio.run(all_results()))
     assert all(isinstance(result, Completion) for result in asyncio.run(all_results()))
 
@@ -323,12 +323,13 @@ def test_dropout_is_off_while_sampling_and_every_mode_is_put_back(policy: Policy
             output = self.inner(input_ids, **kwargs)
             return output._replace(last_hidden_state=self.dropout(output.last_hidden_state))
 
-    model = Dropping().train()
+    model, still = Dropping().train(), Dropping().eval()
     model.inner.eval()
     modes = {name: module.training for name, module in model.named_modules()}
     engine = LocalEngine(model, policy.tokenizer, eos_ids=[], context=256)
     wanted = ragged(3)
-    assert sample_all(engine, wanted) == sample_all(make_engine(policy), wanted)
+    without = LocalEngine(still, policy.tokenizer, eos_ids=[], context=256)
+    assert sample_all(engine, wanted) == sample_all(without, wanted)
     assert {name: module.training for name, module in model.named_modules()} == modes
     assert model.grad_enabled == {False} and torch.is_grad_enabled()
 

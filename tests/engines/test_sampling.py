@@ -205,8 +205,44 @@ def test_rows_of_a_batch_are_sampled_as_if_alone() -> None:
         assert torch.equal(alone.kept_logmass[0], whole.kept_logmass[row])
 
 
-def test_large_vocabularies_are_cut_into_blocks_that_change_nothing() -> None:
-    logp = torch.randn(7, 50_000, generator=torch.Generator().manual_seed(4)).log_softmax(-1)
-    stream, position = torch.arange(7) * 104729, torch.arange(7)
-    whole = (logp.double() - exponential_noise(stream, position, 50_000).log()).argmax(-1)
+def test_many_rows_are_cut_into_blocks_that_change_nothing() -> None:
+    logp = torch.randn(90, 4_000, generator=torch.Generator().manual_seed(4)).log_softmax(-1)
+    stream, position = torch.arange(90) * 104729, torch.arange(90)
+    whole = (logp.double() - exponential_noise(stream, position, 4_000).log()).argmax(-1)
     assert torch.equal(race(logp, stream, position), whole)
+
+
+@pytest.mark.parametrize("vocabulary", [4096, 5000])
+def test_a_large_vocabulary_is_drawn_in_two_heats_from_the_same_distribution(vocabulary: int) -> None:
+    logits = torch.full((vocabulary,), -30.0)
+    likely = torch.arange(0, vocabulary, 97)  # several in each group, the first and the last group among them
+    logits[likely] = torch.randn(len(likely), generator=torch.Generator().manual_seed(6))
+    logits[[0, 1, vocabulary - 1]] = torch.tensor([2.0, 1.0, 2.0])
+    probability = logits.double().softmax(-1)
+    n = 6_000
+    by_key = draw(logits[None], Sampling(), [f"k{i}" for i in range(n)], torch.zeros(n, dtype=torch.int64))
+    by_position = draw(logits[None], Sampling(), ["one key"] * n, torch.arange(n))
+    likely = (n * probability > 5).nonzero().flatten()
+    for choice in (by_key, by_position):
+        counts = torch.bincount(choice.token, minlength=vocabulary)[likely]
+        assert counts.sum() == n
+        assert chi_square(counts, n * probability[likely]) < 4
+        torch.testing.assert_close(choice.logp.double(), probability.log()[choice.token], rtol=0, atol=2e-6)
+    # The two heats of a draw must not share their noise: where in its group a token stands says nothing of the group.
+    flat = torch.zeros(1, 4096)
+    token = draw(flat, Sampling(), ["one key"] * n, torch.arange(n)).token
+    joint = torch.bincount(token // 256 * 16 + token % 256 // 16, minlength=256)
+    assert chi_square(joint, torch.full((256,), n / 256)) < 4
+
+
+def test_a_large_vocabularys_rows_do_not_know_each_other_and_may_be_cut() -> None:
+    kinds = [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.6, top_k=3), Sampling(top_p=0.5, seed=5)]
+    samplings = [kinds[i % len(kinds)] for i in range(9)]
+    logits, position = torch.randn(9, 5000, generator=torch.Generator().manual_seed(3)) * 5, torch.arange(9) * 11
+    whole = choose(logits, parameters(samplings), position)
+    for row in range(9):
+        own = parameters([samplings[row]], [f"row {row}"])
+        alone = choose(logits[row : row + 1].clone(), own, position[row : row + 1])
+        assert torch.equal(alone.token[0], whole.token[row]) and torch.equal(alone.logp[0], whole.logp[row])
+        if samplings[row].top_k:
+            assert whole.token[row] in logits[row].topk(3).indices

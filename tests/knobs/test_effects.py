@@ -25,6 +25,8 @@ BASE = (
 must not count as much as one of 1. Without clipping, the scale of a gradient shows."""
 MOVING = "updates_per_rollout=2 epochs_per_rollout=2 optim.lr=1e-2 optim.eps=1e-6 seed=1"
 """The second update finds the policy moved, which is where ratios, clips and a KL to the start bite."""
+STALE = "dtype=bfloat16 optim.lr=1e-2"
+"""Rounding makes sampler and learner differ a little, which is where weights pi_old / mu bite."""
 
 CHANGES = [
     "seed=1",
@@ -48,6 +50,7 @@ CHANGES = [
     "loss.agg=token",
     "loss.agg=sequence",
     "entropy.coef=0.1",
+    "entropy.target=1",
     "correction.tis_max=0.5",
     "optim.lr=2e-3",
     "optim.eps=1e-2",
@@ -70,7 +73,15 @@ OVER_TIME = [
     (MOVING, "kl.type=loss kl.coef=1"),
     (f"{MOVING} kl.type=loss kl.coef=1", "kl.coef=2"),
     (f"{MOVING} kl.type=loss kl.coef=1", "kl.estimator=k3"),
+    ("steps=3 reward=length adv.estimator=none", "rollout.staleness=1"),
     ("steps=2 kl.type=reward kl.coef=1", "kl.type=advantage"),
+    ("steps=2 entropy.coef=0.5", "entropy.target=1"),
+    ("steps=2 entropy.coef=0.5 entropy.target=1", "entropy.target=20"),
+    ("steps=2 entropy.coef=0.5 entropy.target=1", "entropy.rate=0.5"),
+    (f"{STALE} adv.estimator=clipped_is adv.rho_max=9", "adv.is_level=trajectory"),
+    (f"{STALE} correction.type=sequence", "correction.geometric=true"),
+    (f"{STALE} correction.type=sequence_mask", "correction.geometric=true"),
+    ("responses_per_prompt=2 prompts_per_rollout=6 reward=parity loss.surrogate=reinforce", "loss.surrogate=gpg"),
     ("steps=2 kl.type=reward kl.coef=1", "kl.estimator=k3"),
 ]
 """What shows only after the first update: what both runs have, and the key that one of them changes."""
@@ -85,18 +96,26 @@ NEUTRAL = [
     "log.rollouts_every=null",
     "log.samples_every=null",
     "rollout.reward_timeout=5",
+    "rollout.reward_workers=3",
     "max_bad_rows=0.5",
     "threads=1",
     "device=cpu",
 ]
-ROUNDING = ["micro.max_tokens=40", "micro.logprob_chunk=3", "micro.gradient_checkpointing=true", "rollout.max_batch=3"]
+ROUNDING = [
+    "micro.max_tokens=40",
+    "micro.logprob_chunk=3",
+    "micro.gradient_checkpointing=true",
+    "rollout.max_batch=3",
+    "attn=eager",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def digits() -> Iterator[None]:
-    """A reward by which even an untrained model gets all sorts of scores."""
+    """Rewards by which even an untrained model gets all sorts of scores, and groups of two often equal ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(REWARDS, "digits", lambda: by_text(lambda text: float(sum(map(ord, text)) % 7)))
+        patch.setitem(REWARDS, "parity", lambda: by_text(lambda text: float(sum(map(ord, text)) % 2)))
         yield
 
 

@@ -10,6 +10,7 @@ from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Credit, Prompt, Rollout, Scored, Scores, Sequence
 from novarl.data.pack import pack
 from novarl.learn.credit import CreditRule
+from novarl.learn.plan import per_trajectory
 
 LENGTHS = (1, 2, 3, 1, 2)
 GROUPS = (7, 7, 7, 2, 2)
@@ -170,3 +171,59 @@ def test_unknown_estimator() -> None:
 def test_float32_stays_float32() -> None:
     credit, _, _ = CreditRule("group", norm_std=True)(batch(dtype=torch.float32), Scores(), None)
     assert credit.advantage.dtype == torch.float32
+
+
+FLAT_GROUP = [0.0, -2.0, 2.0, 0.0, 0.0]
+"""Twice the advantages of "group": the second of two groups has equal rewards, so B / (B - M) = 2 / 1."""
+
+
+def test_gpg_makes_up_for_groups_of_equal_rewards() -> None:
+    assert give(CreditRule("group", gpg=True), twins=True) == pytest.approx(FLAT_GROUP, abs=1e-12)
+    assert give(CreditRule("leave_one_out", gpg=True)) == pytest.approx([1.5 * value for value in FLAT_GROUP])
+    _, record, _ = CreditRule("group", gpg=True)(batch(), Scores(), None)
+    assert record["gpg_alpha"] == 2.0
+
+
+@pytest.mark.parametrize("estimator", ["none", "mean", "ema"])
+def test_gpg_has_nothing_to_make_up_for_where_equal_rewards_are_learnt_from(estimator: str) -> None:
+    assert give(CreditRule(estimator, gpg=True)) == give(CreditRule(estimator))
+
+
+def over_time(whole: Batch, logp: float) -> Scores:
+    """Values, and a policy whose tokens are each exp(logp) times as likely as the sampler thought."""
+    values = torch.linspace(0.1, 0.9, whole.tokens.numel(), dtype=torch.float64)
+    return Scores(old_logp=whole.behavior_logp + logp, values=values, bootstrap=torch.zeros_like(whole.reward))
+
+
+def test_a_critic_of_retrace_is_fitted_to_the_target_of_vtrace() -> None:
+    """Retrace's own returns estimate Q of the token, which is V's only on-policy."""
+    whole = batch()
+    options = (("gamma", 0.9), ("lam", 0.8), ("c_max", 1.0))
+    for logp in (0.0, -0.5):
+        scores = over_time(whole, logp)
+        mine, _, _ = CreditRule("retrace", options=options)(whole, scores, None)
+        vtrace, _, _ = CreditRule("vtrace", options=options)(whole, scores, None)
+        assert mine.returns is not None and vtrace.returns is not None and scores.values is not None
+        torch.testing.assert_close(mine.returns, vtrace.returns, rtol=0, atol=1e-12)
+        own = (mine.advantage + scores.values) * whole.mask
+        assert torch.allclose(mine.returns, own, atol=1e-12) == (logp == 0.0)
+
+
+def test_primes_greedy_answers_are_no_siblings() -> None:
+    """Advantages of the sampled answers are the same whether greedy twins were scored beside them or not."""
+    rule, found = CreditRule("prime"), []
+    for twins in (False, True):
+        whole = batch(twins=twins)
+        process = torch.where(whole.mask, torch.ones_like(whole.behavior_logp), 0.0)
+        credit, _, _ = rule(whole, Scores(token_reward=process * whole.position_ids), None)
+        found.append(credit.advantage[whole.mask])
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+def test_sums_are_of_the_trained_tokens_of_all_sequences_of_a_trajectory() -> None:
+    """The third has two sequences; greedy twins and prompts have no trained token, and may hold anything."""
+    whole = batch(twins=True)
+    column = torch.where(whole.mask, 2.0, float("nan")).requires_grad_()
+    assert per_trajectory(whole, column).tolist() == [2.0, 0.0, 0.0, 4.0, 6.0, 2.0, 4.0]
+    per_trajectory(whole, column).sum().backward()
+    assert column.grad is not None and torch.equal(column.grad, whole.mask.to(column))

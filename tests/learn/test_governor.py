@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from novarl.algos.constraints import Lagrangian, QuadraticPenalty
-from novarl.algos.controllers import DeadBand, Fixed
+from novarl.algos.controllers import DeadBand, EntropyTarget, Fixed
 from novarl.algos.objectives import Objective, Objectives
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Record, Scored, Scores
@@ -23,7 +24,9 @@ FAR: Record = {"episodes": 8.0, "entropy": 0.5, "kl_mean": 0.4, "kl_sequence": 2
 
 
 def governor(**given: Any) -> Governor:
-    return Governor(**{"kl": DeadBand(coef=0.1, target=0.1), "entropy": Fixed(coef=0.01), "in_loss": True, **given})
+    return Governor(
+        **{"kl": DeadBand(coef=0.1, target=0.1, speed=1.5), "entropy": Fixed(coef=0.01), "in_loss": True, **given}
+    )
 
 
 def ruled(by: Governor) -> tuple[float, float]:
@@ -50,8 +53,8 @@ def test_credit_takes_the_coefficient_where_kl_is_in_the_reward() -> None:
 
 def test_the_unit_of_kl() -> None:
     """2 nats an answer are within a band about 2, 0.4 a token are not."""
-    per_sequence = governor(kl=DeadBand(coef=0.1, target=2.0), unit="sequence")
-    per_token = governor(kl=DeadBand(coef=0.1, target=2.0), unit="token")
+    per_sequence = governor(kl=DeadBand(coef=0.1, target=2.0, speed=1.5), unit="sequence")
+    per_token = governor(kl=DeadBand(coef=0.1, target=2.0, speed=1.5), unit="token")
     for mine in (per_sequence, per_token):
         mine.observe(FAR)
     assert per_sequence.kl_coef == 0.1 and per_token.kl_coef == pytest.approx(0.1 / 1.5)
@@ -73,6 +76,18 @@ def test_multipliers_are_added_to_the_coefficients() -> None:
         "entropy_violation": pytest.approx(0.3),
     }
     assert ruled(mine) == (pytest.approx(1.2), pytest.approx(3.01))
+
+
+def test_the_entropy_is_held_at_its_target() -> None:
+    """0.5 nats are half of 1: the bonus grows by e^(rate / 2); at 2 nats it shrinks by the most it may, and a new
+    governor goes on from the checkpoint."""
+    mine, other = (governor(entropy=EntropyTarget(coef=0.01, target=1.0, rate=0.1)) for _ in range(2))
+    mine.observe(FAR)
+    assert ruled(mine)[1] == pytest.approx(0.01 * math.exp(0.05))
+    other.load_state_dict(json.loads(json.dumps(mine.state_dict())))
+    for governed in (mine, other):
+        governed.observe({**FAR, "entropy": 2.0})
+    assert ruled(mine)[1] == ruled(other)[1] == pytest.approx(0.01 * math.exp(-0.05))
 
 
 def test_nothing_is_measured_of_a_frozen_actor() -> None:
@@ -119,6 +134,19 @@ def test_kl_entropy_and_reward_as_objectives() -> None:
     _, record = mine.weigh(whole, Scores(old_logp=old, ref_logp=ref))
     means = [record[f"objective/{name}_mean"] for name in ("kl", "entropy", "reward")]
     assert means == pytest.approx([1.0, 2.0, 10.0])
+
+
+def test_kl_of_the_whole_rollout_goes_before_that_of_the_last_update() -> None:
+    """k3 = 0.5 + exp(-0.5) - 1 for each of the 2 tokens that an answer has on average; the greedy twin is not one."""
+    whole = batch()
+    old, ref = torch.where(whole.mask, -1.0, 5.0), torch.where(whole.mask, -1.5, -5.0)
+    for unit, far in (("token", 1.0), ("sequence", 2.0)):
+        mine = governor(kl=DeadBand(coef=0.1, target=0.1, speed=1.5), unit=unit)
+        _, record = mine.weigh(whole, Scores(old_logp=old, ref_logp=ref))
+        k3 = math.exp(-0.5) - 0.5
+        assert record == {"rollout_kl_mean": pytest.approx(k3), "rollout_kl_sequence": pytest.approx(2 * k3)}
+        mine.observe({**FAR, **record})
+        assert mine.kl_coef == pytest.approx(0.1 if far == 1.0 else 0.15)
 
 
 def test_an_objective_that_no_reward_gives_is_refused() -> None:

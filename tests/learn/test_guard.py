@@ -88,7 +88,17 @@ def test_an_undone_step_leaves_no_trace(updates: int) -> None:
 def test_it_halves_until_within_the_limit(limit: float, fraction: float) -> None:
     model, optimizer = stepped()
     start, end = everything(model, optimizer), whole_step()
-    _, _, record = StepGuard("rollback", limit).around(optimizer, moved(model, start, end))
+    measure, asked = moved(model, start, end), []
+
+    def counting() -> float:
+        asked.append(measure())
+        return asked[-1]
+
+    _, _, record = StepGuard("rollback", limit).around(optimizer, counting)
+    assert asked == pytest.approx(
+        [0.5**k for k in range(6) if 0.5**k >= fraction] + [0.0] * (fraction == 0.0), abs=1e-6
+    )
+    assert record["kl_to_old"] == asked[-1], "what was measured last is what stands, and is not measured again"
     assert record["step_fraction"] == fraction and record["kl_to_old"] == pytest.approx(fraction, abs=1e-6)
     assert record[STOP] == float(fraction == 0.0)
     for parameter, first, last in zip(model.parameters(), start, end, strict=False):

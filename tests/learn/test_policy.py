@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from novarl.algos import off_policy
 from novarl.algos.surrogates import reinforce
 from novarl.core.types import Batch, Credit, Record, Scores
 from novarl.data.pack import pack
@@ -94,6 +96,7 @@ def by_hand(case: Case) -> tuple[dict[str, Tensor], dict[str, float]]:
         "ratio_max": ratio[mask].max().item(),
         "clip_fraction": mean((free > clipped).double()),
         "correction_mean": mean(correction),
+        "effective_sample_size": (correction[mask].sum() ** 2 / (mask.sum() * (correction[mask] ** 2).sum())).item(),
         "mismatch_mean": mean(gap),
         "mismatch_max": gap[mask].max().item(),
         "kl_mean": mean(k3),
@@ -154,6 +157,26 @@ def test_what_it_reports_is_what_the_glossary_says(aggregation: str) -> None:
     assert found.keys() - expected.keys() == {"kl", "lr", "kl_coef", "entropy_coef"}
     assert found["lr"] == 1e-4 and found["kl_coef"] == KL and found["entropy_coef"] == ENTROPY
     assert all(lookup(name) is METRICS[name] for name in found)
+
+
+def test_the_effective_sample_size_without_a_correction_is_that_of_the_bare_ratios() -> None:
+    case = sharp_case(torch.float64)
+    learner, _, scores = updated(case)
+    learner.objective = replace(learner.objective, correction=None)
+    credit, _, _ = CreditRule("group", norm_std=True)(case.batch, scores, None)
+    assert scores.old_logp is not None
+    ratio = (scores.old_logp - case.batch.behavior_logp).exp()[case.batch.mask].double()
+    expected = float(ratio.mean() ** 2 / ratio.square().mean())
+    found = learner.update(case.batch, scores, credit)["effective_sample_size"]
+    assert found == pytest.approx(expected, rel=1e-6) and 0 < found <= 1
+    learner.objective = replace(learner.objective, correction=partial(off_policy.truncated_weight, maximum=1.0))
+    truncated = learner.update(case.batch, scores, credit)["effective_sample_size"]
+    cut = ratio.clamp(max=1.0)
+    assert truncated == pytest.approx(float(cut.mean() ** 2 / cut.square().mean()), rel=1e-6)
+    assert found < truncated < 1, "the correction's own weights count where there is one"
+    learner.objective = replace(learner.objective, correction=None)
+    on_policy = learner.update(case.batch, replace(scores, old_logp=None), credit)
+    assert "effective_sample_size" not in on_policy
 
 
 def test_scores_are_those_of_the_weights_before_the_update() -> None:

@@ -264,7 +264,9 @@ def test_strangers_are_the_next_other_prompts_answers_to_ones_own() -> None:
         assert row.rejected.tokens == own.tokens[:cut] + other.tokens[begin:]
         assert sum(row.rejected.mask) == sum(other.mask) and not any(row.rejected.mask[:cut])
     again = with_reference(asked, reference)
-    assert [row.chosen for row in again] == [row.chosen for row in asked], "matched answers are scored alike"
+    for before, after in zip(asked, again, strict=True):
+        assert (after.chosen.tokens, after.chosen.mask) == (before.chosen.tokens, before.chosen.mask)
+        assert after.chosen.behavior_logp == pytest.approx(before.chosen.behavior_logp), "matched: scored alike"
     assert any(recorded(row.rejected) < recorded(row.chosen) - 5 for row in again), "strangers fit badly"
     with pytest.raises(ValueError, match="two rows"):
         unpaired(rows()[:1])

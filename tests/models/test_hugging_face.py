@@ -12,11 +12,12 @@ import transformers
 
 from novarl.core.errors import NovaError
 from novarl.models import hugging_face
-from novarl.models.attention import causal_attention
+from novarl.models.attention import causal_attention, packing
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import packs
 from novarl.models.hugging_face import enable_packing, packing_sdpa
 from novarl.models.load import load
+from novarl.models.prefix import Group
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 320,
@@ -27,6 +28,8 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 257,
     "bos_token_id": None,
 }
+
+SIX = packing([Group(4), Group(2)], torch.device("cpu"))
 
 
 def llama(**changes: Any) -> transformers.LlamaConfig:
@@ -133,14 +136,14 @@ def test_dropout_and_router_jitter_are_off_even_in_training_mode(tmp_path: Path)
 def test_packed_attention_refuses_by_name_what_it_does_not_implement(argument: str, value: object) -> None:
     query = torch.randn(1, 4, 6, 8)
     module = torch.nn.Module()
-    mixed, _ = packing_sdpa(module, query, query, query, None, sequence_lengths=(4, 2), position_ids=None)
+    mixed, _ = packing_sdpa(module, query, query, query, None, packed_sequences=SIX, position_ids=None)
     assert mixed.shape == (1, 6, 4, 8)
     arguments = {argument: value}
     with pytest.raises(NovaError, match=f"packed attention does not implement {argument}, which Module asks for"):
-        packing_sdpa(module, query, query, query, None, sequence_lengths=(4, 2), **arguments)
+        packing_sdpa(module, query, query, query, None, packed_sequences=SIX, **arguments)
     module.is_causal = False
     with pytest.raises(NovaError, match="is_causal=False"):
-        packing_sdpa(module, query, query, query, None, sequence_lengths=(4, 2))
+        packing_sdpa(module, query, query, query, None, packed_sequences=SIX)
 
 
 def test_what_the_configuration_hides_the_attention_call_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,13 +159,13 @@ def test_lost_lengths_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A family that does not pass keywords on to its attention would attend across sequences."""
     forward = transformers.models.llama.modeling_llama.LlamaAttention.forward
 
-    def forgetful(self: Any, *args: Any, sequence_lengths: object = None, **kwargs: Any) -> Any:
+    def forgetful(self: Any, *args: Any, packed_sequences: object = None, **kwargs: Any) -> Any:
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaAttention, "forward", forgetful)
     policy = load(write(tmp_path, llama()))
     assert not packs(policy.model)
-    assert policy.padded_because == "LlamaAttention does not pass the lengths of packed sequences on"
+    assert policy.padded_because == "LlamaAttention does not pass packed sequences on"
 
 
 def test_packing_that_leaks_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,124 @@
+"""What the machine can do, and the least time a workload could take on it: `python -m benchmarks.floors cpu`.
+
+FLOPs, a multiplication and an addition counting as two; N are the weights in the layers' matrices, V D those of the
+head, L the layers, A the width of all query heads together, T the tokens that pass through the layers, H those that
+need the head, and `pairs` the (query, key) pairs of causal attention:
+
+    forward   2 (N T + V D H) + 4 L A pairs
+    training  3 times that
+
+A prompt is counted once for each group of answers, in sampling and in training, which both allow. The floor is training
+and prompts at the rate of large products, and decoding at the rate of products with as many rows as answers are sampled
+together, or the time to read the weights once a token where that is longer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+REPEATS = 7
+ROWS, DECODE_ROWS, WIDTH, INNER = 4096, 64, 512, 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Measured: GFLOP/s of products in the shapes of training and of decoding, and GB/s from memory."""
+
+    train_fp32: float
+    decode_fp32: float
+    train_bf16: float
+    decode_bf16: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A decoder's matrices, from its `config.json`."""
+
+    layers: int
+    stack: int
+    head: int
+    attention: int
+
+    @classmethod
+    def of(cls, folder: Path) -> Size:
+        shape: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
+        hidden, size = shape["hidden_size"], shape["head_dim"]
+        query, key = shape["num_attention_heads"] * size, shape["num_key_value_heads"] * size
+        layer = hidden * (2 * query + 2 * key) + 3 * hidden * shape["intermediate_size"]
+        layers = shape["num_hidden_layers"]
+        return cls(layers, layers * layer, shape["vocab_size"] * hidden, query)
+
+    def forward(self, tokens: float, headed: float, pairs: float) -> float:
+        """FLOPs of a forward pass."""
+        return 2 * (self.stack * tokens + self.head * headed) + 4 * self.layers * self.attention * pairs
+
+
+def grouped(size: Size, prompt: int, groups: int, answers: Sequence[float]) -> tuple[float, float, float]:
+    """FLOPs of (prompts, decoding, training) of a step whose `answers` belong to `groups` prompts of one length."""
+    total = sum(answers)
+    after = sum(answer * prompt + _causal(answer) for answer in answers)
+    prompts = size.forward(groups * prompt, groups, groups * _causal(prompt))
+    decoding = size.forward(total, total, after)
+    learnt = size.forward(groups * prompt + total, total, groups * _causal(prompt) + after)
+    return prompts, decoding, 3 * learnt
+
+
+def floor_seconds(size: Size, rates: Rates, prompt: int, groups: int, answers: Sequence[float]) -> dict[str, float]:
+    """The least seconds of a step, and of its parts, in fp32."""
+    prompts, decoding, learnt = grouped(size, prompt, groups, answers)
+    reading = max(answers) * 4 * (size.stack + size.head) / rates.bandwidth / 1e9
+    generation = prompts / rates.train_fp32 / 1e9 + max(decoding / rates.decode_fp32 / 1e9, reading)
+    learn = learnt / rates.train_fp32 / 1e9
+    return {"seconds": generation + learn, "generation": generation, "learn": learn}
+
+
+def measure(device: str) -> Rates:
+    """The best of REPEATS of each, in this process."""
+    import torch
+
+    torch.set_default_device(device)
+
+    def wait() -> None:
+        if device != "cpu":
+            torch.accelerator.synchronize()
+
+    def product(rows: int, dtype: torch.dtype) -> float:
+        left, right = torch.randn(rows, WIDTH).to(dtype), torch.randn(INNER, WIDTH).to(dtype)
+        times = max(1, ROWS // rows)
+        seconds = _best(lambda: [torch.nn.functional.linear(left, right) for _ in range(times)], wait)
+        return 2 * rows * WIDTH * INNER * times / seconds / 1e9
+
+    block = torch.ones(64 * 2**20)  # 256 MB: no cache holds it
+    read = _best(block.sum, wait)
+    return Rates(
+        train_fp32=product(ROWS, torch.float32),
+        decode_fp32=product(DECODE_ROWS, torch.float32),
+        train_bf16=product(ROWS, torch.bfloat16),
+        decode_bf16=product(DECODE_ROWS, torch.bfloat16),
+        bandwidth=block.numel() * 4 / read / 1e9,
+    )
+
+
+def _best(work: Callable[[], object], wait: Callable[[], None]) -> float:
+    seconds = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        work()
+        wait()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def _causal(length: float) -> float:
+    return length * (length + 1) / 2
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measure(sys.argv[1]))))

@@ -1,0 +1,199 @@
+"""We and our peers side by side on this machine: `make bench`, or one workload of it, `make bench WORKLOAD=W2`.
+
+Every side of a workload runs once a round, in a process of its own, and the next begins when it has ended. The last
+line printed of each workload is one JSON object; docs/results/performance.md keeps the newest of every workload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import date
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks import report
+from benchmarks.floors import Rates
+from benchmarks.performance_page import load, medians, number_said, write
+from benchmarks.sides import Place, Run
+from benchmarks.workloads import WORKLOADS, Goal, Workload
+
+DRAWS = 4000
+"""Bootstrap resamples of an interval."""
+CLOSE = 1.1
+"""Ways to split a batch that are this close to the fastest in the first round go on to the next."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--prefix", default="", help="before every command, such as 'taskset -c 0,1'")
+    parser.add_argument(
+        "--again", nargs="+", default=[], help="measure these sides alone; the others' numbers are kept"
+    )
+    parser.add_argument("--home", type=Path, default=Path("runs/bench"), help="models, data and the runs themselves")
+    arguments = parser.parse_args()
+    met = True
+    for name in arguments.workload:
+        kept = load().get(name) if arguments.again else None
+        home, threads = arguments.home.absolute(), int(os.environ.get("OMP_NUM_THREADS", "2"))
+        place = Place(home, home / name, 0, arguments.device, threads, arguments.prefix)
+        record = measure(name, WORKLOADS[name], place, rounds=arguments.rounds, again=arguments.again, kept=kept)
+        write(merged(load(), name, record))
+        print(json.dumps(line(name, record)), flush=True)
+        met &= all(goal["met"] for goal in record["goals"].values() if goal["met"] is not None)
+    return 0 if met else 1
+
+
+def measure(
+    name: str,
+    workload: Workload,
+    place: Place,
+    *,
+    rounds: int,
+    again: Sequence[str] = (),
+    kept: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """All rounds of a workload. The first runs every side; later ones those that goals are about."""
+    runs: dict[str, list[Run]] = {side: [] for side in workload.sides}
+    if kept is not None:
+        runs |= {side: [Run(**run) for run in past] for side, past in kept["runs"].items() if side not in again}
+    rates = Rates(**json.loads(_alone([sys.executable, "-m", "benchmarks.floors", place.device], place)))
+    for number in range(rounds):
+        wanted = [side for side in workload.sides if kept is None or side in again]
+        if number > 0:
+            wanted = [side for side in wanted if side in _needed(workload, runs)]
+        for side in wanted:
+            stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{side.replace(' ', '-')}"
+            found = workload.sides[side](replace(place, out=place.out / stamp, round=number))
+            runs[side].append(found)
+            print(f"{name} round {number + 1}: {side:13}", _said(workload, found), flush=True)
+    floor = _floor(workload, place, runs, rates)
+    best = winner(workload, runs)
+    goals = {goal.name: judge(goal, runs, best) for goal in workload.goals}
+    return {
+        "date": str(date.today()),
+        "rounds": rounds,
+        "best": best,
+        "goals": goals,
+        "floor": floor,
+        "rates": asdict(rates),
+        "again": list(again),
+        "threads": place.threads,
+        "machine": report.machine() | {"device": place.device},
+        "runs": {side: [asdict(run) for run in past] for side, past in runs.items()},
+    }
+
+
+def contenders(workload: Workload, runs: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Who can still be "best": in the first round within CLOSE of the fastest."""
+    first = {side: runs[side][0].numbers[workload.scout] for side in workload.best}
+    return [side for side, number in first.items() if number <= CLOSE * min(first.values())]
+
+
+def winner(workload: Workload, runs: Mapping[str, Sequence[Run]]) -> str:
+    """The fastest contender over all rounds; empty where none compete."""
+    known = contenders(workload, runs)
+    return min(known, key=lambda side: median(run.numbers[workload.scout] for run in runs[side]), default="")
+
+
+def _needed(workload: Workload, runs: Mapping[str, Sequence[Run]]) -> set[str]:
+    """The sides that goals are about, and those among which "best" is still to be found."""
+    sides = {side for goal in workload.goals for side in (goal.side, goal.over) if side}
+    return (sides - {"best"}) | set(contenders(workload, runs))
+
+
+def judge(goal: Goal, runs: Mapping[str, Sequence[Run]], best: str) -> dict[str, Any]:
+    """The goal's value with its interval, and whether it is met; None where the machine cannot show it."""
+    bound = goal.at_least if goal.at_least is not None else goal.at_most
+    assert bound is not None
+    found: dict[str, Any] = {"goal": bound, "direction": "at least" if goal.at_least is not None else "at most"}
+    if goal.impossible:
+        return {"value": None, "interval": None, **found, "met": None, "why": goal.impossible}
+    sides = [best if side == "best" else side for side in (goal.side, goal.over) if side]
+    columns = [[run.numbers[goal.number] for run in runs[side]] for side in sides]
+    value, low, high = ratio_of_medians(*columns)
+    met = value >= bound if goal.at_least is not None else value <= bound
+    return {"value": value, "interval": [low, high], **found, "met": met}
+
+
+def ratio_of_medians(
+    above: Sequence[float], below: Sequence[float] | None = None, *, seed: int = 0
+) -> tuple[float, float, float]:
+    """median(above) / median(below) and its 95 % bootstrap interval; of one column alone, its median's.
+
+    Rounds are resampled together where both columns have as many, so that what slowed a whole round cancels.
+    """
+    if below is None:
+        below = [1.0] * len(above)
+    rng, paired = random.Random(seed), len(above) == len(below)
+    drawn = []
+    for _ in range(DRAWS):
+        left = rng.choices(range(len(above)), k=len(above))
+        right = left if paired else rng.choices(range(len(below)), k=len(below))
+        drawn.append(median(above[i] for i in left) / median(below[i] for i in right))
+    drawn.sort()
+    return median(above) / median(below), drawn[int(0.025 * DRAWS)], drawn[int(0.975 * DRAWS)]
+
+
+def _floor(workload: Workload, place: Place, runs: Mapping[str, list[Run]], rates: Rates) -> dict[str, float] | None:
+    """The least seconds of a step and of its parts; notes in each of our runs what share of them was reached."""
+    if workload.floor is None:
+        return None
+    floors = [workload.floor(place.home, run, rates) for run in runs["ours"]]
+    for run, floor in zip(runs["ours"], floors, strict=True):
+        run.numbers |= {f"{part}_share": least / run.numbers[part] for part, least in floor.items()}
+    return {part: fmean(floor[part] for floor in floors) for part in floors[0]}
+
+
+def line(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What is printed last: the workload in one JSON object. `ratio` is the value of its first goal."""
+    first = next(iter(record["goals"].values()))
+    middle = {side: medians(runs) for side, runs in record["runs"].items()}
+    peers = {side: middle[side] | runs[-1]["about"] for side, runs in record["runs"].items() if side != "ours"}
+    goals = {
+        goal: {"value": found["value"], "goal": found["goal"], "met": found["met"]}
+        for goal, found in record["goals"].items()
+    }
+    return {
+        "workload": name,
+        "ratio": first["value"],
+        "ratio_interval": first["interval"],
+        "goals": goals,
+        "ours": middle["ours"],
+        "peer": {"best": record["best"], **peers},
+        "floor": record["floor"],
+        "threads": record["threads"],
+        "machine": record["machine"],
+    }
+
+
+def merged(page: Mapping[str, Any], name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The page with this workload's record in its place, the others untouched, in the order of WORKLOADS."""
+    all_of_them = {**page, name: record}
+    return {known: all_of_them[known] for known in WORKLOADS if known in all_of_them}
+
+
+def _said(workload: Workload, run: Run) -> str:
+    return "  ".join(f"{name} {number_said(name, run.numbers[name])}" for name in workload.shown if name in run.numbers)
+
+
+def _alone(command: Sequence[str], place: Place) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": str(place.threads), "MKL_NUM_THREADS": str(place.threads)}
+    words = [*shlex.split(place.prefix), *command]
+    return subprocess.run(words, text=True, capture_output=True, check=True, env=environment).stdout.splitlines()[-1]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,126 @@
+"""The page of `make bench`: a summary of all goals, and a section for each workload."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks import report
+from benchmarks.workloads import WORKLOADS
+
+BINS = 8
+"""Bars of a histogram of lengths."""
+WHOLE = {"seconds": "in all"}
+DIGITS = {"memory_mb": 0, "tokens_per_second": 0, "tokens": 0, "steps": 0}
+ABOUT = """\
+Each side runs in a process of its own, in turn with the others, from the same weights file, prompts, hyper-parameters
+and data order; the first step is left out except in W9. A value is a ratio of medians over the rounds, its interval a
+95 % bootstrap over rounds. Times are wall clock between steps, seen from outside. Memory is the most that process and
+children held in RAM, above what they held when training began. TRL runs without gradient checkpointing, in float32 and
+with sdpa. "best" is the fastest of the named ways to split its batch; those more than 10 % behind in the first round
+drop out. `MKL_CBWR`, which exact bits need, is set for us and not for it. Answers are noise of the model's length law;
+their lengths are shown. The commit under a section is that of our side; none: a working tree without one."""
+
+
+def load() -> dict[str, Any]:
+    """The records that the page holds now."""
+    path = report.RESULTS / "performance.json"
+    found: dict[str, Any] = json.loads(path.read_text())["workloads"] if path.exists() else {}
+    return found
+
+
+def write(page: Mapping[str, Any]) -> None:
+    rows = [
+        [name, goal, *_goal(goal, found)[1:]]
+        for name, record in page.items()
+        for goal, found in record["goals"].items()
+    ]
+    summary = report.table(["workload", "what", "value", "95 % interval", "goal", "met"], rows)
+    sections = [section(name, record) for name, record in page.items()]
+    report.write(
+        "performance", "Speed and memory beside TRL", "\n\n".join([ABOUT, summary, *sections]), {"workloads": page}
+    )
+
+
+def section(name: str, record: Mapping[str, Any]) -> str:
+    """A workload's part of the page."""
+    workload = WORKLOADS[name]
+    middle = {side: medians(runs) for side, runs in record["runs"].items() if runs}
+    shown = [number for number in workload.shown if any(number in numbers for numbers in middle.values())]
+    best = record["best"]
+    rows = [
+        [side + (" (best)" if side == best else ""), len(record["runs"][side])]
+        + [number_said(number, numbers.get(number)) for number in shown]
+        for side, numbers in middle.items()
+    ]
+    parts = [
+        f"## {name}: {workload.title}",
+        report.table(
+            ["goal", "value", "95 % interval", "goal", "met"], [_goal(*pair) for pair in record["goals"].items()]
+        ),
+        report.table(["side", "rounds", *(number.replace("_", " ") for number in shown)], rows),
+    ]
+    if workload.notes:
+        parts.append(workload.notes)
+    if record["again"]:
+        parts.append(f"Measured again by itself, not in turn with the others: {', '.join(record['again'])}.")
+    if record["floor"]:
+        parts.append(_floor_said(record, middle["ours"]))
+    if lengths := _histograms(record["runs"]):
+        parts.append(lengths)
+    settings = {side: runs[-1]["about"] for side, runs in record["runs"].items() if runs and runs[-1]["about"]}
+    fenced = "\n".join(
+        f"{side}: {json.dumps(about)}" for side, about in settings.items() if side in {"ours", best} or not best
+    )
+    parts.append(
+        f"{record['date']}, {record['threads']} threads, commit {record['machine']['commit']}.\n\n```\n{fenced}\n```"
+    )
+    return "\n\n".join(parts)
+
+
+def _goal(name: str, found: Mapping[str, Any]) -> list[object]:
+    said = f"{found['direction']} {found['goal']:.3g}"
+    if found["met"] is None:
+        return [name, "-", "-", said, f"cannot be shown here: {found['why']}"]
+    low, high = found["interval"]
+    met = "yes" if found["met"] else "**NO**"
+    return [name, f"**{found['value']:.3g}**", f"{low:.3g} to {high:.3g}", said, met]
+
+
+def _floor_said(record: Mapping[str, Any], mine: Mapping[str, float]) -> str:
+    rates = record["rates"]
+    parts = [
+        f"{least:.2f} s {WHOLE.get(part, f'in {part}')} (we reach {mine[f'{part}_share']:.0%})"
+        for part, least in record["floor"].items()
+    ]
+    return (
+        f"Floor on this machine, by the formula in `benchmarks/floors.py`: {', '.join(parts)}, at "
+        f"{rates['train_fp32']:.0f} GFLOP/s in training's products, {rates['decode_fp32']:.0f} in decoding's (in bf16 "
+        f"{rates['train_bf16']:.0f} and {rates['decode_bf16']:.0f}) and {rates['bandwidth']:.0f} GB/s."
+    )
+
+
+def _histograms(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """How long the answers were on each side: the share in each of BINS equal bins, and the mean."""
+    lengths = {side: [length for run in past for length in run["lengths"]] for side, past in runs.items()}
+    lengths = {side: found for side, found in lengths.items() if found}
+    if not lengths:
+        return ""
+    width = -(-max(map(max, lengths.values())) // BINS)
+    names = [f"{width * index + 1} to {width * (index + 1)}" for index in range(BINS)]
+    rows = []
+    for side, found in lengths.items():
+        counts = [sum((length - 1) // width == index for length in found) for index in range(BINS)]
+        rows.append([side, len(found), *(f"{count / len(found):.0%}" for count in counts), f"{fmean(found):.1f}"])
+    return "Lengths of answers, in tokens:\n\n" + report.table(["side", "answers", *names, "mean"], rows)
+
+
+def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    numbers = runs[-1]["numbers"] if runs else {}
+    return {name: median(run["numbers"][name] for run in runs if name in run["numbers"]) for name in numbers}
+
+
+def number_said(name: str, value: float | None) -> str:
+    return "-" if value is None else f"{value:.{DIGITS.get(name, 3)}f}"

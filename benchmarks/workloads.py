@@ -1,0 +1,285 @@
+"""The workloads of `make bench`: each is data, its sides, and goals about two sides' numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.cases import Offline, Step, llama, sampling, sampling_floor
+from benchmarks.floors import Rates
+from benchmarks.models import Shape
+from benchmarks.reaching import until_good_ours, until_good_trl
+from benchmarks.sides import PEERS, Place, Run, Side, ours
+
+GSM8K = {
+    "question": (
+        42,
+        117,
+        134,
+        147,
+        158,
+        168,
+        177,
+        186,
+        196,
+        206,
+        217,
+        228,
+        240,
+        251,
+        264,
+        280,
+        301,
+        326,
+        361,
+        414,
+        991,
+    ),
+    "answer": (50, 115, 135, 152, 168, 182, 197, 212, 227, 240, 257, 275, 293, 313, 336, 361, 390, 430, 481, 563, 1228),
+}
+HH = {
+    "prompt": (29, 52, 62, 74, 90, 120, 167, 220, 263, 314, 362, 412, 467, 522, 586, 668, 767, 912, 1121, 1427, 3580),
+    "chosen": (1, 20, 32, 41, 49, 58, 66, 77, 88, 101, 113, 129, 148, 169, 196, 233, 268, 315, 390, 521, 1083),
+    "rejected": (3, 23, 35, 47, 60, 72, 83, 96, 111, 134, 149, 168, 193, 219, 246, 287, 322, 379, 469, 636, 2494),
+}
+"""Bytes of the parts of GSM8K's and hh-rlhf's (harmless) training rows at every 5th percentile."""
+
+SMALL = Shape("small-64", ((1.0, 270.0),), {})
+SMALL_TAIL = Shape("small-128", ((0.6, 12.0), (0.4, 150.0)), {})
+LARGE = Shape(
+    "42m",
+    ((1.0, 270.0),),
+    {
+        "vocab_size": 32_768,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 32,
+    },
+)
+NINE = Shape(
+    "9m",
+    ((0.5, 25.0), (0.5, 110.0)),
+    {
+        "vocab_size": 512,
+        "hidden_size": 320,
+        "intermediate_size": 1280,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 5,
+        "head_dim": 32,
+    },
+)
+TINY = Shape("tiny-8", ((1.0, 8.0),), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`number` of one side over that of another (of one alone where `over` is empty), and what it should be."""
+
+    name: str
+    number: str
+    side: str
+    over: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    impossible: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`sides` are run in turn. `best` names sides of which the fastest, found out first, goes on under the name "best";
+    goals speak of it so. `floor` gives the least seconds of a step of ours."""
+
+    title: str
+    sides: Mapping[str, Side]
+    goals: Sequence[Goal]
+    best: Sequence[str] = ()
+    scout: str = "seconds"
+    floor: Callable[[Path, Run, Rates], dict[str, float]] | None = None
+    notes: str = ""
+    shown: Sequence[str] = ("seconds", "tokens_per_second", "generation", "reward", "learn", "other", "memory_mb")
+
+
+def fast(number: str, over: str, at_least: float, name: str = "speed") -> Goal:
+    """How many times the peer's time is ours."""
+    return Goal(name, number, side=over, over="ours", at_least=at_least)
+
+
+FP32_ONLY = "this CPU has no bf16 arithmetic: its bf16 products run at a fraction of the fp32 rate"
+
+TRANSFORMERS = str(PEERS / "run_generate.py")
+SPLITS = ("trl 8", "trl 16", "trl 64")
+SHORT = (8, 16, 24)
+"""Bytes of a short prompt, from the shortest to the longest."""
+W1 = Step(SMALL, SHORT, 64)
+W2 = Step(SMALL_TAIL, (253, 253), 128, steps=4, peer_steps=2)
+W3 = Step(LARGE, SHORT, 64, steps=3, peer_steps=2)
+SFT = Offline("sft", SMALL, GSM8K, batch=16, lr=1e-5)
+DPO = Offline("dpo", SMALL, HH, batch=8, lr=1e-6, steps=3)
+START = Step(TINY, SHORT, 8, steps=1, peer_steps=1)
+SINKS = Step(SMALL, SHORT, 64, steps=9)
+FEW = Step(TINY, SHORT, 16, steps=12)
+MANY = Step(TINY, SHORT, 16, prompts=128, steps=4)
+LONG = Step(TINY, SHORT, 8, prompts=2, samples=4, steps=2000)
+QUIET = ("log.console=false", "log.tensorboard=false", "log.rollouts_every=null", "log.samples_every=null")
+LOUD = ("log.rollouts_every=1", "log.samples_every=1")
+
+
+def start_through_transformers(place: Place) -> Run:
+    return ours("rl", START.words, model=llama(TINY, place))(place)
+
+
+WORKLOADS: dict[str, Workload] = {
+    "W1": Workload(
+        "GRPO, 6M parameters, 8 prompts with 8 answers, short prompts, at most 64 tokens",
+        W1.sides(),
+        [
+            fast("seconds", "best", 1.5),
+            fast("seconds", "best", 1.7, "speed (stretch)"),
+            Goal("speed in bf16", "seconds", "best", "ours", at_least=1.8, impossible=FP32_ONLY),
+        ],
+        best=SPLITS,
+        floor=W1.floor,
+    ),
+    "W2": Workload(
+        "GRPO, 6M parameters, prompts of 256 tokens, 8 with 8 answers, heavy-tailed lengths of at most 128",
+        W2.sides(),
+        [
+            fast("seconds", "trl 64", 4.5, "speed, TRL's default split"),
+            fast("seconds", "best", 3.5, "speed, TRL's best split"),
+            Goal("memory, TRL's default split", "memory_mb", "ours", "trl 64", at_most=1 / 6),
+            Goal("memory, TRL's best split", "memory_mb", "ours", "best", at_most=1 / 2),
+        ],
+        best=SPLITS,
+        floor=W2.floor,
+        notes="TRL's default split: a batch of 64 without accumulation, which TRL leaves out unless it is set.",
+    ),
+    "W3": Workload(
+        "GRPO, 42M parameters, vocabulary 32,768",
+        W3.sides(),
+        [
+            fast("seconds", "best", 2.5),
+            Goal("memory", "memory_mb", "ours", "best", at_most=1 / 3),
+        ],
+        best=SPLITS,
+        floor=W3.floor,
+    ),
+    "W4": Workload(
+        "`task=sort` from one SFT checkpoint to 90 % greedy on 500 held-out rows: time from process start",
+        {
+            "ours": until_good_ours(),
+            "trl 16": until_good_trl(16),
+            "trl 64": until_good_trl(64),
+            "trl 128": until_good_trl(128),
+        },
+        [Goal("time to 90 %", "seconds", "ours", "best", at_most=1 / 3)],
+        best=("trl 16", "trl 64", "trl 128"),
+        scout="step_seconds",
+        shown=("seconds", "steps", "start", "step_seconds"),
+    ),
+    "W5": Workload(
+        "SFT, GSM8K's lengths, 16 rows a step",
+        {
+            "ours": SFT.ours(),
+            "trl 8": SFT.trl(8),
+            "trl 16": SFT.trl(16),
+            "packed 1": SFT.trl(1, packs=4),
+            "packed 4": SFT.trl(4, packs=4),
+        },
+        [
+            fast("seconds_per_token", "best", 2.0, "speed, padded"),
+            fast("seconds_per_token", "packed 1", 5.0, "speed, packed"),
+        ],
+        best=("trl 8", "trl 16"),
+        floor=SFT.floor,
+        shown=("seconds", "tokens_per_second", "memory_mb"),
+    ),
+    "W6": Workload(
+        "DPO, hh's lengths, 8 pairs a step",
+        {"ours": DPO.ours(), "trl 1": DPO.trl(1), "trl 2": DPO.trl(2), "trl 8": DPO.trl(8)},
+        [fast("seconds", "best", 2.5)],
+        best=("trl 1", "trl 2", "trl 8"),
+        floor=DPO.floor,
+        shown=("seconds", "reference", "memory_mb"),
+        notes="We compute the reference's log-probabilities of all rows once, before the first step; a step's seconds "
+        "hold its share of that (reference). TRL computes them in each step, its default.",
+    ),
+    "W7": Workload(
+        "Sampling 256 requests, 9M parameters, prompts of 8 to 128 tokens, heavy-tailed answers of at most 166",
+        {
+            "ours": sampling(NINE, 166, "-m", "benchmarks.sample"),
+            "generate 64": sampling(NINE, 166, TRANSFORMERS, venv="peers", kind="generate", batch=64),
+            "generate 256": sampling(NINE, 166, TRANSFORMERS, venv="peers", kind="generate", batch=256),
+            "continuous": sampling(NINE, 166, TRANSFORMERS, venv="peers", kind="continuous"),
+            "vllm": sampling(NINE, 166, str(PEERS / "run_vllm.py"), venv="vllm"),
+        },
+        [
+            Goal("speed, generate", "tokens_per_second", "ours", "best", at_least=3.0),
+            Goal("speed, continuous batching", "tokens_per_second", "ours", "continuous", at_least=1.0),
+            Goal("speed, vLLM", "tokens_per_second", "ours", "vllm", at_least=1.0),
+        ],
+        best=("generate 64", "generate 256"),
+        floor=partial(sampling_floor, NINE),
+        shown=("tokens_per_second", "seconds", "tokens"),
+    ),
+    "W8": Workload(
+        "The learner, 42M parameters: share of the measured rate of matrix products",
+        {"ours": W3.ours()},
+        [Goal("share of the GEMM rate", "learn_share", "ours", at_least=0.8)],
+        floor=W3.floor,
+    ),
+    "W9": Workload(
+        "Command to first optimiser step, tiny model",
+        {
+            "ours": start_through_transformers,
+            "built-in": START.ours(),
+            "trl": START.trl(64),
+        },
+        [
+            Goal("start, model through transformers", "first_step", "ours", "trl", at_most=0.85),
+            Goal("start, built-in model", "first_step", "built-in", "trl", at_most=0.5),
+        ],
+        shown=("first_step",),
+        notes="TRL trains the built-in model's folder; the Llama that we load through transformers is its size.",
+    ),
+    "sinks": Workload(
+        "Console, JSONL, TensorBoard and the rollout log of every step, on W1's step",
+        {"ours": SINKS.ours(*LOUD), "quiet": SINKS.ours(*QUIET)},
+        [
+            Goal("time outside the stages, sinks and all", "outside", "ours", at_most=0.02),
+            Goal("step time with sinks over without", "seconds", "ours", "quiet", at_most=1.02),
+        ],
+        notes="Both draw the same answers in a round. The time outside the stages bounds the sinks' share from above.",
+    ),
+    "overlap": Workload(
+        "A reward that takes 50 ms a row, on W1's step; and W4 with sampling one step ahead of learning",
+        {
+            "ours": W1.ours(reward="slow"),
+            "fast": W1.ours(),
+            "ahead": until_good_ours("rollout.staleness=1"),
+            "in turn": until_good_ours("threads=1"),
+            "two threads": until_good_ours(),
+        },
+        [
+            Goal("step time over that of a fast reward", "seconds", "ours", "fast", at_most=1.1),
+            Goal("time to 90 %, one step ahead over in turn", "seconds", "ahead", "in turn", at_most=0.8),
+        ],
+        shown=("seconds", "generation", "reward", "learn", "steps", "step_seconds"),
+        notes="Ahead, two processes have a thread each; in turn, one process has one, and a core is free.",
+    ),
+    "growth": Workload(
+        "16 times the prompts a step; and 2,000 steps (tiny model)",
+        {"ours": MANY.ours(*QUIET), "few": FEW.ours(*QUIET), "long": LONG.ours(*QUIET)},
+        [
+            Goal("tokens/s at 128 prompts over 8", "tokens_per_second", "ours", "few", at_least=0.9),
+            Goal("tokens/s at 128 prompts over 8 (not above)", "tokens_per_second", "ours", "few", at_most=1.1),
+            Goal("MB per 100 steps after step 200", "mb_per_100_steps", "long", at_most=1.0),
+        ],
+        shown=("seconds", "tokens_per_second", "memory_mb", "mb_per_100_steps"),
+    ),
+}

@@ -1,0 +1,97 @@
+"""Weights in memory that two processes see: one copies its own in, the other samples from them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from novarl.core.errors import NovaError
+
+_ALIGN = 64
+"""Each tensor begins at a multiple of so many bytes, as vector instructions like it."""
+_IN_MEMORY = Path("/dev/shm")
+"""A file here is memory; elsewhere the page cache keeps it there, unless memory is short."""
+
+Entry = tuple[str, tuple[int, ...], torch.dtype, int]
+
+
+@dataclass(slots=True)
+class SharedWeights:
+    """One block of bytes, mapped from a file, with a place for each parameter of a model.
+
+    `layout` says (name, shape, dtype, first byte). Who opens it takes the file's name away (`forget`), so nothing is
+    left behind however the two end. Who writes and who reads when is the callers' to settle.
+    """
+
+    path: str
+    size: int
+    layout: tuple[Entry, ...]
+    block: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module) -> SharedWeights:
+        """A block for the parameters of `model` (tied ones once). NovaError where there is no room for it."""
+        layout: list[Entry] = []
+        size = 0
+        for name, parameter in model.named_parameters():
+            layout.append((name, tuple(parameter.shape), parameter.dtype, size))
+            size += -(-parameter.numel() * parameter.element_size() // _ALIGN) * _ALIGN
+        path = _reserve(size)
+        return cls(path, size, tuple(layout), _map(path, size))
+
+    @classmethod
+    def open(cls, path: str, size: int, layout: Sequence[Entry]) -> SharedWeights:
+        """The same block in the other process."""
+        return cls(path, size, tuple(layout), _map(path, size))
+
+    @torch.no_grad()
+    def write(self, model: nn.Module) -> None:
+        """Copy the parameters of `model` in."""
+        parameters = dict(model.named_parameters())
+        for name, place in self.named_tensors():
+            place.copy_(parameters[name])
+
+    def named_tensors(self) -> list[tuple[str, Tensor]]:
+        """(name, the place of its values), as `LocalEngine.publish` takes them."""
+        return [
+            (name, self.block[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape))
+            for name, shape, dtype, start in self.layout
+        ]
+
+    def forget(self) -> None:
+        """Take the file's name away."""
+        Path(self.path).unlink(missing_ok=True)
+
+
+def _map(path: str, size: int) -> Tensor:
+    return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+
+
+def _reserve(size: int) -> str:
+    """A new file of `size` bytes whose room is really there: writing to a map of more than there is ends a process."""
+    folders = [folder for folder in (_IN_MEMORY, Path(tempfile.gettempdir())) if os.access(folder, os.W_OK)]
+    for folder in folders:
+        number, path = tempfile.mkstemp(prefix="novarl-weights-", dir=folder)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(number, 0, size)
+            else:
+                os.truncate(number, size)
+        except OSError:
+            os.unlink(path)
+        else:
+            return path
+        finally:
+            os.close(number)
+    raise NovaError(
+        f"there is no room for {size / 2**20:.0f} MB of weights that both processes see",
+        where=" or ".join(map(str, folders)),
+        fix="make room there, or use rollout.staleness=0",
+    )

@@ -1,0 +1,108 @@
+"""When a micro-batch does not fit in memory: it is split, and the pass over the batch begins again.
+
+Nothing of a pass that failed is kept, neither gradients nor metrics, so nothing can count twice, wherever in its
+backward pass a micro-batch died. The gradient is the same but for rounding: denominators are global. To the bit it is
+not, which is why every split is counted, reported and, by the loop, put among the run's events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from novarl.core.bus import Bus
+from novarl.core.errors import NovaError
+from novarl.core.types import Record
+
+T = TypeVar("T")
+
+MOST = 10
+"""Passes over one batch that may fail."""
+
+SPLIT = "split_micro_batches"
+"""The Record's name for how many micro-batches were split; absent where none was."""
+
+_SIGNS = ("not enough memory", "can't allocate memory", "out of memory", "bad allocation", "bad_alloc")
+"""What an allocator says on the CPU, where it has no exception of its own."""
+
+
+@dataclass(slots=True)
+class Splits:
+    """How many micro-batches were split since somebody last asked."""
+
+    count: int = 0
+
+    def take(self) -> int:
+        """The count, which begins anew."""
+        taken, self.count = self.count, 0
+        return taken
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory could not be had."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
+
+
+def fitting(
+    micro: list[list[int]],
+    attempt: Callable[[Iterator[list[int]]], T],
+    splits: Splits,
+    *,
+    undo: Callable[[], object] = lambda: None,
+) -> T:
+    """What `attempt` returns of the micro-batches `micro`, which it takes one by one.
+
+    Where memory runs out, `undo` takes back what the attempt has done so far, the micro-batch it was at is split into
+    halves, and the attempt begins again. NovaError: a trajectory alone does not fit, or `MOST` attempts have failed.
+    """
+    for _ in range(MOST):
+        at = [0]
+        try:
+            return attempt(_counted(micro, at))
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        # Outside the handler: until here the traceback has kept the dead pass's tensors alive.
+        undo()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        failed = micro[at[0]]
+        if len(failed) == 1:
+            raise NovaError(
+                f"one trajectory alone does not fit in memory ({reason})",
+                where="micro",
+                fix="set micro.gradient_checkpointing=true, lower micro.logprob_chunk, or allow fewer tokens",
+            )
+        middle = len(failed) // 2
+        micro = [*micro[: at[0]], failed[:middle], failed[middle:], *micro[at[0] + 1 :]]
+        splits.count += 1
+    raise NovaError(
+        f"memory ran out {MOST} times in a row in one update ({reason})",
+        where="micro.max_tokens",
+        fix="lower micro.max_tokens, or set micro.gradient_checkpointing=true",
+    )
+
+
+def report(record: Record, step: int, bus: Bus) -> None:
+    """Tell the run's events of micro-batches that were split in the update of `record`, if any were."""
+    if record.get(SPLIT):
+        bus.event(
+            "split_micro_batch",
+            step=step,
+            count=int(record[SPLIT]),
+            message="memory ran out, so micro-batches were split: the gradient is the same but for rounding, and the "
+            "run is no longer bit-exact from here",
+        )
+
+
+def _counted(micro: list[list[int]], at: list[int]) -> Iterator[list[int]]:
+    """The micro-batches; `at[0]` is the number of the one that was handed out last."""
+    for number, trajectories in enumerate(micro):
+        at[0] = number
+        yield trajectories

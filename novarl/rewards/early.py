@@ -1,0 +1,61 @@
+"""Scoring that begins as each rollout ends, while others are still being sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from novarl.core.types import Rollout
+from novarl.rewards.verdict import Verdict
+
+Key = tuple[int, str, int]
+
+
+class Early:
+    """One reward's verdicts on rollouts that end one after another.
+
+    `ask` is called with those that have ended since its last call began, so its calls never overlap. How many they are
+    depends on the clock; a reward that looks at one rollout at a time says the same whoever comes with it.
+    """
+
+    def __init__(self, ask: Callable[[Sequence[Rollout]], Awaitable[Sequence[Verdict]]]) -> None:
+        self._ask = ask
+        self._ended: list[Rollout] = []
+        self._verdicts: dict[Key, Verdict] = {}
+        self._asking: asyncio.Task[None] | None = None
+
+    def add(self, rollout: Rollout) -> None:
+        self._ended.append(rollout)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._drain())
+
+    async def of(self, rollouts: Sequence[Rollout]) -> Sequence[Verdict]:
+        """The verdicts on these rollouts, each of which was added."""
+        if self._asking is not None:
+            await self._asking
+        return [self._verdicts[_key(rollout)] for rollout in rollouts]
+
+    async def _drain(self) -> None:
+        while ended := self._ended:
+            self._ended = []
+            verdicts = await self._ask(ended)
+            self._verdicts |= {_key(rollout): verdict for rollout, verdict in zip(ended, verdicts, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What was begun of the rollouts of one step: by reward, those that look at one rollout at a time."""
+
+    columns: Mapping[str, Early]
+
+    def add(self, rollout: Rollout) -> None:
+        """A rollout has ended. One that failed is not scored."""
+        if rollout.status != "failed":
+            for column in self.columns.values():
+                column.add(rollout)
+
+
+def _key(rollout: Rollout) -> Key:
+    """A rollout's name within its step."""
+    return rollout.group, rollout.role, rollout.index

@@ -1,0 +1,189 @@
+"""What `make bench` makes of what it measures: ratios, intervals, goals, the page and the line. Nothing is timed."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import performance, performance_page
+from benchmarks.cases import Rows, write_rows
+from benchmarks.floors import Rates, Size, floor_seconds, grouped
+from benchmarks.launch import launch
+from benchmarks.models import Shape, build, obey
+from benchmarks.performance import contenders, judge, line, merged, ratio_of_medians, winner
+from benchmarks.sides import Run
+from benchmarks.workloads import WORKLOADS, Goal, fast
+from novarl.core.seeds import derive
+from novarl.data.stream import Stream
+
+RATES = Rates(train_fp32=100.0, decode_fp32=50.0, train_bf16=10.0, decode_bf16=10.0, bandwidth=40.0)
+
+
+def runs(*seconds: float) -> list[Run]:
+    return [
+        Run({"seconds": value, "memory_mb": 10 * value, "tokens": 5.0}, [1, 2, 9], {"version": "x"})
+        for value in seconds
+    ]
+
+
+def record(name: str) -> dict[str, Any]:
+    """A record of a workload as `measure` leaves it, with every number that its goals ask for."""
+    workload = WORKLOADS[name]
+    numbers = {goal.number for goal in workload.goals} | set(workload.shown) | {workload.scout}
+    shares = {"seconds_share": 0.5, "generation_share": 0.4, "learn_share": 0.6}
+    found = {side: [Run(dict.fromkeys(numbers, 2.0) | shares, [3, 4], {"v": 1})] * 2 for side in workload.sides}
+    best = winner(workload, found)
+    return {
+        "date": "2026-01-01",
+        "rounds": 2,
+        "best": best,
+        "goals": {goal.name: judge(goal, found, best) for goal in workload.goals},
+        "floor": {"seconds": 1.0, "generation": 0.4, "learn": 0.6} if workload.floor else None,
+        "rates": asdict(RATES),
+        "again": [],
+        "threads": 2,
+        "machine": {"processor": "p", "commit": "c"},
+        "runs": {side: [asdict(run) for run in past] for side, past in found.items()},
+    }
+
+
+def test_the_ratio_is_that_of_medians_and_its_interval_holds_it() -> None:
+    value, low, high = ratio_of_medians([2.0, 4.0, 100.0], [1.0, 2.0, 3.0])
+    assert value == 2.0
+    assert low <= value <= high
+
+
+def test_what_slows_a_whole_round_cancels() -> None:
+    rng = random.Random(0)
+    slow = [rng.uniform(1, 3) for _ in range(9)]
+    _, low, high = ratio_of_medians([3 * s for s in slow], slow)
+    assert (low, high) == pytest.approx((3.0, 3.0))
+    _, low, high = ratio_of_medians([3 * s for s in slow], slow[:-1])  # not in pairs: the noise shows
+    assert high - low > 0.3
+
+
+def test_one_column_is_judged_by_itself() -> None:
+    value, low, high = ratio_of_medians([1.0, 2.0, 3.0])
+    assert (value, low >= 1.0, high <= 3.0) == (2.0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("goal", "met"),
+    [
+        (Goal("g", "seconds", "trl", "ours", at_least=2.0), True),
+        (Goal("g", "seconds", "trl", "ours", at_least=2.01), False),
+        (Goal("g", "seconds", "ours", "trl", at_most=0.5), True),
+        (Goal("g", "seconds", "ours", "trl", at_most=0.49), False),
+        (Goal("g", "seconds", "ours", at_most=1.0), True),
+        (Goal("g", "seconds", "best", "ours", at_least=2.0), True),
+        (fast("seconds", "trl", 2.0), True),
+        (Goal("g", "seconds", "ours", at_most=1.0, impossible="no such unit"), None),
+    ],
+)
+def test_a_goal_is_met_or_missed_by_its_direction(goal: Goal, met: bool | None) -> None:
+    found = judge(goal, {"ours": runs(1, 1, 1), "trl": runs(2, 2, 2)}, best="trl")
+    assert found["met"] is met
+
+
+def test_best_is_the_fastest_that_competes() -> None:
+    workload = WORKLOADS["W1"]
+    found = {"ours": runs(1), "trl 8": runs(4), "trl 16": runs(3), "trl 64": runs(5)}
+    assert winner(workload, found) == "trl 16"
+
+
+def test_who_is_close_at_first_stays_and_one_lucky_round_does_not_win() -> None:
+    workload = WORKLOADS["W1"]
+    found = {"ours": runs(1), "trl 8": runs(3.1, 3.0, 3.0), "trl 16": runs(3.0, 3.2, 3.2), "trl 64": runs(3.4)}
+    assert contenders(workload, found) == ["trl 8", "trl 16"]
+    assert winner(workload, found) == "trl 8"
+
+
+def test_the_line_has_the_promised_keys_and_the_first_goal_as_ratio() -> None:
+    found = json.loads(json.dumps(line("W2", record("W2"))))
+    assert list(found) == (
+        ["workload", "ratio", "ratio_interval", "goals", "ours", "peer", "floor", "threads", "machine"]
+    )
+    first = next(iter(found["goals"].values()))
+    assert found["ratio"] == first["value"] and set(first) == {"value", "goal", "met"}
+    assert found["peer"]["trl 64"]["v"] == 1
+
+
+def test_a_workload_changes_its_own_section_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(performance.report, "RESULTS", tmp_path)
+    for name in ("W7", "W1", "sinks"):
+        performance_page.write(merged(performance_page.load(), name, record(name)))
+    before = (tmp_path / "performance.md").read_text()
+    changed = record("W1") | {"date": "2027-07-07"}
+    performance_page.write(merged(performance_page.load(), "W1", changed))
+    after = (tmp_path / "performance.md").read_text()
+    assert list(performance_page.load()) == ["W1", "W7", "sinks"]
+    assert before.count("2027-07-07") == 0 and after.count("2027-07-07") == 1
+    assert before.replace("2026-01-01, 2 threads", "2027-07-07, 2 threads", 1) == after
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_has_a_section_and_goals_about_its_sides(name: str) -> None:
+    workload = WORKLOADS[name]
+    assert "ours" in workload.sides and set(workload.best) <= set(workload.sides)
+    text = performance_page.section(name, record(name))
+    for goal in workload.goals:
+        assert goal.name in text
+        assert (goal.at_least is None) != (goal.at_most is None)
+
+
+def test_a_missed_goal_is_said_so() -> None:
+    found = record("W1")
+    found["goals"]["speed"] |= {"met": False}
+    assert "**NO**" in performance_page.section("W1", found)
+
+
+def test_floor_of_a_step_by_hand() -> None:
+    size = Size(layers=1, stack=10, head=4, attention=2)
+    # one group, prompt of 2, answers of 1 and 3: pairs 3 + (2 + 1) + (6 + 6) = 18
+    found = floor_seconds(size, RATES, 2, 1, [1, 3])
+    prompts, decoding = 2 * (10 * 2 + 4 * 1) + 8 * 3, 2 * (10 * 4 + 4 * 4) + 8 * 15
+    learnt = 3 * (2 * (10 * 6 + 4 * 4) + 8 * 18)
+    assert found["learn"] == pytest.approx(learnt / 100e9)
+    assert found["generation"] == pytest.approx(prompts / 100e9 + max(decoding / 50e9, 3 * 4 * 14 / 40e9))
+    assert grouped(size, 2, 1, [1, 3])[2] == learnt
+
+
+def test_rows_follow_their_law_and_come_in_our_order(tmp_path: Path) -> None:
+    rows = Rows("some", 400, {"text": (10, 10, 50)}).draw()
+    lengths = sorted(len(row["text"]) for row in rows)
+    assert lengths[0] == lengths[150] == 10 and 40 < lengths[-1] <= 50
+    path = write_rows(tmp_path / "rows.jsonl", rows, order="rows", seed=3)
+    taken = [index for _, index in Stream(400, derive(3, "rows")).take(400)]
+    assert [json.loads(text) for text in path.read_text().splitlines()] == [rows[index] for index in taken]
+
+
+def test_answers_end_as_often_as_the_law_says() -> None:
+    law = ((0.5, 4.0), (0.5, 40.0))
+    model = build(Shape("tiny-law", law, {}))
+    obey(model, law, end=257)
+    weight = model.model.embed_tokens.weight
+    for kind, (_, mean) in enumerate(law, start=1):
+        members = weight[:, kind].eq(1.0).nonzero().flatten()
+        members = members[members < 256]
+        text = members[torch.randint(len(members), (8, 40), generator=torch.Generator().manual_seed(7))]
+        with torch.no_grad():
+            states = model(text, position_ids=torch.arange(40).expand(8, 40)).last_hidden_state
+            odds = (states @ weight.T).softmax(-1)
+        assert odds[..., 257].mean().item() == pytest.approx(1 / mean, rel=0.1)
+        assert (odds[..., members].sum(-1) + odds[..., 257]).mean() > 0.99  # kinds do not mix
+
+
+def test_a_command_is_watched_from_outside(tmp_path: Path) -> None:
+    diary = tmp_path / "diary.jsonl"
+    code = f"import time; b = bytearray(60_000_000); print('{{}}', file=open({str(diary)!r}, 'w')); time.sleep(0.2)"
+    found = launch(["python3", "-c", code], [diary], tmp_path, env={})
+    assert [line for _, line in found.lines] == [{}]
+    assert max(mb for _, mb in found.memory) > 60
+    with pytest.raises(SystemExit, match="ended with 3"):
+        launch(["sh", "-c", "exit 3"], [diary], tmp_path / "second", env={})

@@ -1,0 +1,161 @@
+"""The lean forward pass against the model's own, and prefills that share their beginnings."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from novarl.engines.runner import ModelRunner, Prefill
+from novarl.models.decode import LeanDecoder, Segment
+from novarl.models.kv_cache import KVCache, extent
+from novarl.models.load import Policy, load
+from novarl.models.lora import LoraSettings, inject, without_adapters
+from novarl.models.transformer import Decoder
+
+from .conftest import LETTERS, echo, full_logits
+
+LENGTHS = (230, 101, 40, 21)
+
+
+def texts() -> list[list[int]]:
+    rng = random.Random(3)
+    return [echo(length, rng=rng) for length in LENGTHS]
+
+
+@torch.no_grad()
+def states(lean: LeanDecoder, dtype: torch.dtype, segments: list[Segment] | None = None) -> Tensor:
+    """Hidden states [4, D] at the last token of each text: fed alone, after a prefill of those before it."""
+    cache = KVCache(4, slots := extent(max(LENGTHS)), dtype=dtype)
+    padded = torch.zeros(4, max(LENGTHS), dtype=torch.int64)
+    for row, text in enumerate(texts()):
+        padded[row, : len(text) - 1] = torch.tensor(text[:-1])
+    lean.hidden(padded, torch.arange(max(LENGTHS)).expand(4, -1), cache, [(0, 4, slots)])
+    last, at = torch.tensor([[text[-1]] for text in texts()]), torch.tensor(LENGTHS)[:, None] - 1
+    return lean.hidden(last, at, cache, segments or [(0, 4, slots)])[:, 0]
+
+
+@torch.no_grad()
+def true_states(model: Decoder) -> Tensor:
+    rows = [
+        model(torch.tensor([text]), position_ids=torch.arange(len(text))[None]).last_hidden_state[0, -1]
+        for text in texts()
+    ]
+    return torch.stack(rows)
+
+
+def test_it_computes_what_the_model_does(policy: Policy) -> None:
+    model = policy.model
+    for gain in (layer.self_attn.q_norm for layer in model.model.layers):
+        assert gain.weight.std() > 0, "norms that have not been trained hide where they are applied"
+    torch.testing.assert_close(states(LeanDecoder(model, torch.float32), torch.float32), true_states(model))
+
+
+def test_in_float64_to_the_last_digits() -> None:
+    model = load("tiny", seed=4).model.double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.3, 2.0, generator=torch.Generator().manual_seed(len(name)))
+    ours = states(LeanDecoder(model, torch.float64), torch.float64)
+    torch.testing.assert_close(ours, true_states(model), rtol=1e-9, atol=1e-9)
+
+
+def test_segments_read_less_and_give_the_same_bits(policy: Policy, reproducible: None) -> None:
+    lean = LeanDecoder(policy.model, torch.float32)
+    cut = [(0, 1, extent(230)), (1, 2, extent(101)), (2, 4, extent(40))]
+    assert torch.equal(states(lean, torch.float32, cut), states(lean, torch.float32))
+    short = [(0, 1, extent(230)), (1, 2, 64), (2, 4, extent(40))]
+    assert not torch.equal(states(lean, torch.float32, short)[1], states(lean, torch.float32)[1])
+
+
+def test_weights_that_change_are_taken_over_at_a_refresh() -> None:
+    model = load("tiny", seed=5).model
+    for dtype in (torch.float32, torch.bfloat16):
+        lean = LeanDecoder(model, dtype)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        lean.refresh()
+        assert torch.equal(states(lean, dtype), states(LeanDecoder(model, dtype), dtype))
+
+
+def test_a_decoder_with_foreign_parts_is_run_as_it_is() -> None:
+    model = load("tiny", seed=8).model
+    runner, prompt = ModelRunner(model), tuple(echo(30, rng=random.Random(2)))
+    assert runner.reads_segments
+    mlp = model.model.layers[1].mlp
+    mlp.down_proj = nn.Sequential(mlp.down_proj, nn.Tanh(), nn.Dropout(0.5))
+    runner.refresh()
+    assert not runner.reads_segments
+    handle = model.model.layers[2].register_forward_hook(lambda *a: a[2] * 0.5)
+    (prefill,) = runner.prefill([prompt])
+    torch.testing.assert_close(prefill.logits, full_logits(model.eval(), prompt)[-1], rtol=1e-4, atol=1e-4)
+    mlp.down_proj = mlp.down_proj[0]
+    runner.refresh()
+    assert not runner.reads_segments, "a hook changes what a layer computes"
+    handle.remove()
+    runner.refresh()
+    assert runner.reads_segments
+
+
+def test_adapters_are_part_of_the_weights() -> None:
+    model = load("tiny", seed=6).model
+    inject(model, LoraSettings(rank=4, alpha=8.0), seed=0)
+    lean = LeanDecoder(model, torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    lean.refresh()
+    adapted = true_states(model)
+    torch.testing.assert_close(states(lean, torch.float32), adapted, rtol=1e-4, atol=1e-4)
+    with without_adapters(model):
+        assert (true_states(model) - adapted).abs().max() > 0.1
+        lean.refresh()
+        torch.testing.assert_close(states(lean, torch.float32), true_states(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens, padding included, each forward pass ran."""
+    counts: list[int] = []
+    hidden = ModelRunner._hidden
+    monkeypatch.setattr(ModelRunner, "_hidden", lambda *a: (counts.append(a[1].numel()), hidden(*a))[1])
+    return counts
+
+
+def held(prefill: Prefill) -> list[Tensor]:
+    """The keys and values of a prompt in every layer."""
+    stores = prefill.cache.keys + prefill.cache.values
+    return [store[prefill.row, :, : len(prefill.prompt)] for store in stores]
+
+
+def test_prompts_that_begin_alike_are_run_once_to_the_same_bits(
+    policy: Policy, fed: list[int], reproducible: None
+) -> None:
+    runner, rng = ModelRunner(policy.model), random.Random(0)
+    base = echo(400, rng=rng)
+    cut = [tuple(base[:length]) for length in (400, 399, 396, 203, 90, 17, 16, 8)]
+    forks = [tuple(base[:length] + echo(more, rng=rng)) for length, more in ((210, 12), (100, 60), (64, 5), (30, 200))]
+    prompts = [*cut, *forks, tuple(echo(33, rng=rng))]
+    fed.clear()
+    together = runner.prefill(prompts)
+    assert sum(fed) < 400 + 33 + 5 + 250 + 400, "the base is run once, and of the others what they add"
+    later = runner.prefill(prompts[3:9], together)
+    for prompt, prefill in zip([*prompts, *prompts[3:9]], [*together, *later], strict=True):
+        (alone,) = runner.prefill([prompt])
+        assert torch.equal(prefill.logits, alone.logits)
+        torch.testing.assert_close(prefill.logits, full_logits(policy.model, prompt)[-1], rtol=0, atol=1e-3)
+        assert all(torch.equal(shared, own) for shared, own in zip(held(prefill), held(alone), strict=True))
+
+
+def test_a_prompt_that_goes_on_pays_for_what_is_new(policy: Policy, fed: list[int]) -> None:
+    runner, rng = ModelRunner(policy.model), random.Random(1)
+    first = tuple(echo(200, rng=rng))
+    (known,) = runner.prefill([first])
+    fed.clear()
+    runner.prefill([first + tuple(range(97, 97 + LETTERS))], [known])
+    assert fed == [28]

@@ -1,0 +1,168 @@
+"""A part in a process of its own: what it returns and raises comes back, and neither side outlives the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from novarl.core.errors import NovaError
+from novarl.engines.shared import SharedWeights
+from novarl.engines.worker import GRACE, Worker
+
+
+class Odd(Exception):
+    """Cannot be made anew from its arguments."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one + two)
+
+
+class Part:
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        if not folder:
+            raise NovaError("there is no folder", where="folder", fix="name one")
+
+    def about(self, value: Any) -> Any:
+        return value, os.getpid(), os.environ.get("MINE"), os.getpgid(0)
+
+    def fail(self, kind: str) -> None:
+        if kind == "nova":
+            raise NovaError("wrong", where="here", fix="so")
+        if kind == "odd":
+            raise Odd(1, 2)
+        raise ZeroDivisionError(kind)
+
+    def sleep(self) -> None:
+        Path(self.folder, "asleep").touch()
+        time.sleep(300)
+
+    def close(self) -> None:
+        Path(self.folder, "closed").touch()
+
+
+def worker(folder: object) -> Worker:
+    return Worker(Part, str(folder), what="the part", fix="start it again", environ={"MINE": "yes"})
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_values_and_errors_come_back(tmp_path: Path) -> None:
+    part = worker(tmp_path)
+    value, pid, mine, group = part.call("about", {"a": (1, 2.5)})
+    assert value == {"a": (1, 2.5)} and pid == part.process.pid != os.getpid() and mine == "yes"
+    assert group != os.getpgid(0), "Ctrl-C would reach it"
+    with pytest.raises(ZeroDivisionError, match="none") as caught:
+        part.call("fail", "none")
+    assert "raised in the part" in caught.value.__notes__[0] and "in fail" in caught.value.__notes__[0]
+    with pytest.raises(NovaError) as user:
+        part.call("fail", "nova")
+    assert str(user.value) == "here: wrong (so)" and not hasattr(user.value, "__notes__")
+    with pytest.raises(RuntimeError, match="Odd: 3"):
+        part.call("fail", "odd")
+    assert part.call("about", 1)[0] == 1, "an error is no end"
+    part.close()
+    assert (tmp_path / "closed").exists() and gone(pid)
+
+
+def test_an_error_of_the_beginning_comes_with_the_first_call() -> None:
+    part = worker("")
+    with pytest.raises(NovaError, match="there is no folder"):
+        part.call("about", 1)
+    part.close()
+
+
+def test_a_killed_part_is_one_clear_error(tmp_path: Path) -> None:
+    part = worker(tmp_path)
+    part.call("about", 1)
+    threading.Timer(0.2, part.process.kill).start()
+    with pytest.raises(NovaError) as caught:
+        part.call("sleep")
+    assert str(caught.value) == "the part ended before its time, killed by SIGKILL (start it again)"
+    part.close()
+
+
+def test_close_ends_a_call_that_is_under_way(tmp_path: Path) -> None:
+    part = worker(tmp_path)
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            part.call("sleep")
+        except NovaError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    while not (tmp_path / "asleep").exists():
+        time.sleep(0.01)
+    begun = time.monotonic()
+    part.close()
+    thread.join(1.0)
+    assert time.monotonic() - begun < GRACE + 1.0 and len(errors) == 1 and gone(part.process.pid)
+
+
+PARENT = """
+import sys, time
+from tests.engines.test_worker import worker
+part = worker(sys.argv[1])
+print(part.call("about", 1)[1], flush=True)
+part.call("sleep")
+"""
+
+
+def test_a_killed_parent_takes_its_part_with_it(tmp_path: Path) -> None:
+    with (tmp_path / "err").open("w") as err:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, str(tmp_path)],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+        )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    while not (tmp_path / "asleep").exists():
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGINT)
+    time.sleep(0.2)
+    assert Path(f"/proc/{pid}").exists(), "Ctrl-C is the parent's to obey"
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert gone(pid)
+    assert (tmp_path / "err").read_text() == "novarl: the part ends, as the run that it belongs to is gone\n"
+
+
+def test_weights_are_seen_by_both_and_leave_no_file() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3, bias=False)).double()
+    model.append(nn.Linear(3, 5))
+    model[2].weight = model[0].weight  # type: ignore[assignment]  # tied: once in the block
+    mine = SharedWeights.of(model)
+    theirs = SharedWeights.open(mine.path, mine.size, mine.layout)
+    theirs.forget()
+    assert not Path(mine.path).exists()
+    mine.write(model)
+    seen = dict(theirs.named_tensors())
+    assert seen.keys() == {name for name, _ in model.named_parameters()}
+    assert all(torch.equal(seen[name], parameter) for name, parameter in model.named_parameters())
+    with torch.no_grad():
+        model[0].bias.add_(1.0)  # type: ignore[operator, union-attr]
+    assert not torch.equal(seen["0.bias"], model[0].bias)  # type: ignore[arg-type]
+    mine.write(model)
+    assert torch.equal(seen["0.bias"], model[0].bias)  # type: ignore[arg-type]

@@ -1,0 +1,126 @@
+"""What neighbours have in common is computed once, and the gradient is that of the whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from novarl.distributed.ranks import Ranks
+from novarl.learn.plan import plan
+from novarl.models import attention, forward
+from novarl.models.attention import Shared
+from novarl.models.prefix import Group, find_groups, unique_places
+from tests.invariance.families import family_policy
+from tests.invariance.gradients import LIMITS, WHOLE, Case, Limits, distance, gradient, make_case, sharp_case
+from tests.invariance.sharp import recorded
+
+EXACT = {torch.float32: LIMITS[torch.float32], torch.float64: Limits(1e-10, 1e-10)}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+
+
+def computed(case: Case) -> int:
+    """How many tokens of the case's batch are computed."""
+    lengths = case.batch.cu_seqlens.diff().tolist()
+    return sum(group.tokens for group in find_groups(case.batch.tokens, case.batch.position_ids, lengths))
+
+
+@DTYPES
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_sharing_changes_no_gradient(dtype: torch.dtype, aggregation: str) -> None:
+    """Of trajectories of one and of two sequences, uncut and cut."""
+    case = sharp_case(dtype, aggregation)
+    assert computed(case) < 0.7 * len(case.batch.tokens), "hardly anything is shared"
+    apart = gradient(case, layout="packed")
+    for budget in (WHOLE, 100, 40):
+        found = distance(gradient(case, layout="shared", budget=budget), apart)
+        assert found.within(EXACT[dtype]), (budget, found)
+        assert found.whole > 0.0, "the two layouts ran the same code"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "moe"])
+def test_sharing_changes_no_gradient_of_other_families(family: str) -> None:
+    """transformers' norms compute in float32, whatever the weights."""
+    case = make_case(family_policy(family, torch.float64).model, recorded(), torch.float64)
+    found = distance(gradient(case, layout="shared"), gradient(case, layout="packed"))
+    assert found.whole > 0.0 and found.within(LIMITS[torch.float64]), found
+
+
+def test_a_plan_counts_what_is_computed() -> None:
+    batch = sharp_case(torch.float64).batch
+    lengths = batch.cu_seqlens.diff().tolist()
+    (whole,) = plan(batch, Ranks(), computed(sharp_case(torch.float64)))
+    assert whole == list(range(len(batch.reward))), "the budget holds all of it, sharing, and not half of it without"
+    assert sum(lengths) > computed(sharp_case(torch.float64))
+    for micro in plan(batch, Ranks(), 120):
+        groups = batch.group[micro].tolist()
+        assert sum(groups.count(group) == batch.group.tolist().count(group) for group in set(groups)) > 0
+
+
+def sees_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rests are attended to as one sequence."""
+    made = attention._shared
+
+    def leaking(*args: object) -> Shared:
+        group = made(*args)  # type: ignore[arg-type]
+        rows = torch.arange(group.rests)[None]
+        mask = torch.ones(group.rests, group.prefix + group.rests, dtype=torch.bool).tril(group.prefix)
+        return replace(group, calls=(attention.Padded(rows, mask),), order=rows[0])
+
+    monkeypatch.setattr(attention, "_shared", leaking)
+
+
+def sees_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = attention._shared
+
+    def blind(*args: object) -> Shared:
+        group = made(*args)  # type: ignore[arg-type]
+        calls = tuple(call._replace(mask=torch.ones_like(call.mask)) for call in group.calls)
+        return replace(group, calls=calls)
+
+    monkeypatch.setattr(attention, "_shared", blind)
+
+
+def on_the_row(change: Callable[[Tensor, list[Group]], Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A fault in the positions of the unique tokens."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        row = forward._row
+        monkeypatch.setattr(
+            forward,
+            "_row",
+            lambda model, tokens, at, groups: row(model, tokens, change(at, groups), groups),
+        )
+
+    return plant
+
+
+def later(at: Tensor, groups: list[Group]) -> Tensor:
+    """The rests begin one position too late."""
+    shifts = [shift for prefix, rests in groups for shift in (*(0,) * prefix, *(1,) * sum(rests))]
+    return at + torch.tensor(shifts)
+
+
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of what is shared comes from its first owner alone."""
+
+    def sharing(model: nn.Module, tokens: Tensor, at: Tensor, lengths: list[int]) -> Tensor:
+        hidden = honest(model, tokens, at, lengths)
+        _, spread = unique_places(find_groups(tokens, at, lengths), tokens.device)
+        seen: set[int] = set()
+        first = [place not in seen and not seen.add(place) for place in spread.tolist()]  # type: ignore[func-returns-value]
+        return torch.where(torch.tensor(first)[:, None], hidden, hidden.detach())
+
+    honest = forward._sharing
+    monkeypatch.setattr(forward, "_sharing", sharing)
+
+
+@pytest.mark.parametrize("fault", [sees_its_neighbours, sees_the_future, on_the_row(later), once])
+def test_faults_are_caught(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = sharp_case(torch.float64)
+    apart = gradient(case, layout="packed")
+    fault(monkeypatch)
+    assert distance(gradient(case, layout="shared"), apart).whole > 1e-6

@@ -1,0 +1,91 @@
+"""The kernels of packed attention give the same numbers; each is taken where it can run, and refused elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from novarl.core.errors import NovaError
+from novarl.models import attention
+from novarl.models.attention import choose_kernel, packed_attention, packing
+from novarl.models.prefix import Group
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+GROUPS = [Group(5), Group(5), Group(9, (4, 0, 7, 4)), Group(3), Group(6, (0, 0))]
+
+
+def flash_attn_varlen_func(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_bounds: Tensor,
+    key_bounds: Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    softmax_scale: float | None,
+    causal: bool,
+) -> Tensor:
+    """What flash-attn documents: causal from the end of each piece's keys."""
+    assert query_bounds.dtype == key_bounds.dtype == torch.int32 and causal
+    assert longest_query == query_bounds.diff().max() and longest_key == key_bounds.diff().max()
+    found = []
+    for (a, b), (c, d) in zip(pairwise(query_bounds.tolist()), pairwise(key_bounds.tolist()), strict=True):
+        mask = torch.ones(b - a, d - c, dtype=torch.bool).tril(d - c - (b - a))
+        q, k, v = (x.transpose(0, 1)[None] for x in (query[a:b], key[c:d], value[c:d]))
+        found.append(attention.plain_attention(q, k, v, mask, scale=softmax_scale)[0].transpose(0, 1))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "eager"])
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_every_kernel_gives_the_same(
+    kernel: attention.Kernel, scale: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
+    monkeypatch.setitem(sys.modules, "flash_attn", fake)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    tokens = sum(group.tokens for group in GROUPS)
+    shapes = ((1, 4, tokens, 8), (1, 2, tokens, 8), (1, 2, tokens, 8))
+    query, key, value = states = [
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes
+    ]
+    upstream = torch.randn(shapes[0], generator=generator, dtype=torch.float64)
+
+    def through(kernel: attention.Kernel) -> tuple[Tensor, ...]:
+        mixed = packed_attention(query, key, value, packing(GROUPS, CPU, kernel), scale=scale)
+        return mixed, *torch.autograd.grad(mixed, states, upstream)
+
+    for ours, sdpa in zip(through(kernel), through("sdpa"), strict=True):
+        torch.testing.assert_close(ours, sdpa, rtol=1e-10, atol=1e-12)
+
+
+def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_kernel("auto", CPU, torch.bfloat16) == "sdpa"
+    assert choose_kernel("eager", CPU, torch.float64) == "eager"
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: object())
+    assert choose_kernel("auto", CUDA, torch.bfloat16) == "flash"
+    assert choose_kernel("auto", CUDA, torch.float32) == "sdpa", "flash-attn knows 16-bit types alone"
+
+
+def test_flash_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NovaError, match="runs on CUDA in bfloat16, not on cpu in float32"):
+        choose_kernel("flash", CPU, torch.float32)
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(NovaError, match="flash-attn is not installed"):
+        choose_kernel("flash", CUDA, torch.bfloat16)
+    with pytest.raises(NovaError, match="unknown attention 'fast'"):
+        choose_kernel("fast", CPU, torch.float32)
+
+
+def test_calls_are_cut_where_padding_would_cost_more_than_a_call() -> None:
+    (alike,) = packing([Group(20, (60, 58, 64, 61))], CPU).steps
+    (apart,) = packing([Group(256, (4, 5, 128))], CPU).steps
+    assert isinstance(alike, attention.Shared) and isinstance(apart, attention.Shared)
+    assert [call.rows.shape for call in alike.calls] == [(4, 64)]
+    assert [call.rows.shape for call in apart.calls] == [(2, 5), (1, 128)]

@@ -1,0 +1,78 @@
+"""Which beginnings are shared, by hand; and that nothing is lost on the way there and back."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+
+from novarl.models.attention import packed_attention, packing
+from novarl.models.prefix import TOLL, Group, common_beginnings, find_groups, groups_of, unique_places
+
+A, B = tuple(range(100, 120)), tuple(range(200, 230))
+"""Two prompts of 20 and 30 tokens."""
+
+
+def flat(rows: list[tuple[int, ...]]) -> tuple[Tensor, Tensor, list[int]]:
+    """Tokens, positions and lengths of rows."""
+    tokens = torch.tensor([token for row in rows for token in row])
+    return tokens, torch.cat([torch.arange(len(row)) for row in rows]), [len(row) for row in rows]
+
+
+def test_common_beginnings() -> None:
+    assert common_beginnings(*flat([(1, 2, 3), (1, 2, 4, 5), (1, 2, 4, 5), (1,), (2, 3)])) == [2, 4, 1, 0]
+    assert common_beginnings(*flat([(1, 2)])) == []
+
+
+def test_equal_tokens_at_other_positions_are_not_shared() -> None:
+    tokens, positions, lengths = flat([A, A])
+    positions[20:] += 1
+    assert common_beginnings(tokens, positions, lengths) == [0]
+
+
+def test_groups_of_two_prompts() -> None:
+    rows = [(*A, 1, 2), (*A, 3), (*A, 4, 5, 6), (*B, 1), (*B, 2, 3), (7, 8)]
+    assert find_groups(*flat(rows)) == [Group(20, (2, 1, 3)), Group(30, (1, 2)), Group(2)]
+
+
+def test_a_neighbour_that_shares_little_is_left_out() -> None:
+    """The first has ten tokens of the others': with it the group would share ten, without it twenty."""
+    rows = [(*A[:10], 1, 2, 3), *((*A, n) for n in range(4))]
+    assert find_groups(*flat(rows)) == [Group(13), Group(20, (1, 1, 1, 1))]
+
+
+def test_what_saves_too_little_is_not_shared() -> None:
+    assert groups_of([TOLL], [50, 50]) == [range(1), range(1, 2)]
+    assert groups_of([2 * TOLL], [50, 50]) == [range(1), range(1, 2)], "one prefix saved, two members to pay for"
+    assert groups_of([2 * TOLL + 1], [50, 50]) == [range(2)]
+
+
+def test_equal_sequences_have_empty_rests() -> None:
+    assert find_groups(*flat([A, A, A])) == [Group(20, (0, 0, 0))]
+
+
+rows_of_prompts = st.lists(
+    st.tuples(st.sampled_from([(), A, B, A[:12], (*A, *B)]), st.lists(st.integers(0, 3), max_size=9)), min_size=1
+).map(lambda rows: [(*prompt, *answer) or (9,) for prompt, answer in rows])
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows=rows_of_prompts)
+def test_there_and_back(rows: list[tuple[int, ...]]) -> None:
+    """Every token comes back, at its position, and attention over what is shared is that of each sequence alone."""
+    tokens, positions, lengths = flat(rows)
+    groups = find_groups(tokens, positions, lengths)
+    kept, spread = unique_places(groups, tokens.device)
+    assert torch.equal(tokens[kept][spread], tokens) and torch.equal(positions[kept][spread], positions)
+    assert len(kept) == sum(group.tokens for group in groups) and len(spread) == len(tokens)
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(3, 300, 4, 8, generator=generator, dtype=torch.float64)
+    vary = torch.randn(3, 64, 1, 8, generator=generator, dtype=torch.float64)
+
+    def states(tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (t[tokens] + v[positions] for t, v in zip(table, vary, strict=True))
+        return tuple(x.transpose(0, 1)[None] for x in (query, key[:, :2], value[:, :2]))  # type: ignore[return-value]
+
+    shared = packed_attention(*states(tokens[kept], positions[kept]), packing(groups, tokens.device))
+    apart = packed_attention(*states(tokens, positions), packing([Group(n) for n in lengths], tokens.device))
+    torch.testing.assert_close(shared[:, :, spread], apart, rtol=1e-12, atol=1e-12)

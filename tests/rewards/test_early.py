@@ -1,0 +1,159 @@
+"""Rewards begin while other rollouts are still sampled, several at a time where they wait, and say the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from novarl.core.types import Rollout, Scored
+from novarl.rewards import process as module
+from novarl.rewards.compose import RewardSet
+from novarl.rewards.process import UserProcess
+from novarl.rewards.user_file import load
+from novarl.rewards.verdict import Failure, Verdict
+
+FILE = """
+    import asyncio, os, time
+
+    def patient(messages, answer):
+        time.sleep(0.05)
+        return float(messages[-1]["content"])
+
+    async def patient_async(messages, answer):
+        await asyncio.sleep(0.05)
+        return float(messages[-1]["content"])
+
+    def odd(messages, answer):
+        if messages[-1]["content"] == "3":
+            raise ValueError("three")
+        return float(messages[-1]["content"])
+
+    def snore(messages, answer):
+        time.sleep(300)
+
+    def batch(completions, **columns):
+        return [float(len(completions)) for _ in completions]
+
+    def who(value):
+        time.sleep(0.05)
+        return os.getpid()
+
+    def whirl(value):
+        end = time.process_time() + 0.05
+        while time.process_time() < end: pass
+        return os.getpid()
+
+    def quick(value):
+        return os.getpid()
+"""
+ROWS, SAMPLING = 24, 0.4
+
+
+class Watched:
+    """A reward of one rollout at a time that notes what it is called with."""
+
+    one_by_one = True
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    async def __call__(self, rollouts: Sequence[Rollout]) -> Sequence[Verdict]:
+        self.calls.append(len(rollouts))
+        await asyncio.sleep(0.05)
+        return [float(rollout.text) for rollout in rollouts]
+
+
+def rows(say: Any, count: int = ROWS) -> list[Rollout]:
+    return [replace(say(str(number)), group=number // 4, index=number % 4) for number in range(count)]
+
+
+def sampled(rewards: RewardSet, rollouts: Sequence[Rollout]) -> tuple[list[Scored], float]:
+    """The rollouts end one after another in SAMPLING seconds; what is scored, and how long it took beyond them."""
+
+    async def run() -> tuple[list[Scored], float]:
+        begun = rewards.begin()
+        for rollout in rollouts:
+            await asyncio.sleep(SAMPLING / len(rollouts))
+            begun.add(rollout)
+        ended = time.monotonic()
+        return await rewards.score(rollouts, begun), time.monotonic() - ended
+
+    try:
+        return asyncio.run(run())
+    finally:
+        rewards.close()
+
+
+def test_a_rollout_is_scored_while_others_are_sampled(say) -> None:
+    """Each once, by calls that do not overlap; of those that failed none is asked for."""
+    watched, rollouts = Watched(), rows(say)
+    rollouts[5] = replace(rollouts[5], status="failed")
+    scored, beyond = sampled(RewardSet({"mine": watched}), rollouts)
+    assert sum(watched.calls) == ROWS - 1 and 4 < len(watched.calls) < ROWS
+    assert beyond < 0.2
+    assert [item.reward for item in scored] == [None if i == 5 else float(i) for i in range(ROWS)]
+    assert [item.rollout for item in scored] == rollouts
+
+
+@pytest.mark.parametrize("name", ["patient", "patient_async", "odd", "batch"])
+def test_it_says_what_it_says_afterwards(name: str, say, write) -> None:
+    """Failures too; and TRL's form still sees the whole batch."""
+    path = write(FILE)
+    reward = load(f"{path}:{name}", workers=None)
+    asyncio.run(reward(rows(say, 1)))  # a function that has never answered is asked for nothing early
+    early, beyond = sampled(RewardSet({"mine": reward}), rows(say))
+    late = RewardSet({"mine": load(f"{path}:{name}")})
+    after = asyncio.run(late.score(rows(say)))
+    late.close()
+    assert [(item.reward, item.rewards) for item in early] == [(item.reward, item.rewards) for item in after]
+    assert beyond < 0.9, "24 rows of 50 ms take 1.2 s where nobody begins early"
+
+
+def test_a_function_that_never_answered_is_not_asked_early(say, write) -> None:
+    reward = load(f"{write(FILE)}:patient")
+    assert not reward.one_by_one
+    asyncio.run(reward(rows(say, 1)))
+    assert reward.one_by_one
+    reward.close()
+
+
+def test_a_reward_that_hangs_costs_its_limit_once(say, write) -> None:
+    reward = load(f"{write(FILE)}:snore", time_limit=0.5, workers=None)
+    scored, beyond = sampled(RewardSet({"mine": reward}), rows(say))
+    assert all(item.reward is None and "ran past its limit" in str(item.error) for item in scored)
+    assert beyond < 1.5
+
+
+def pids(process: UserProcess, name: str, count: int) -> list[Any]:
+    results = asyncio.run(process.call(process.function(name), [((number,), {}) for number in range(count)]))
+    assert not any(isinstance(result, Failure) for result in results)
+    return results
+
+
+@pytest.fixture
+def by_need(write) -> Any:
+    process = UserProcess(write(FILE), time_limit=10.0, workers=None)
+    yield process
+    process.close()
+
+
+def test_workers_are_as_many_as_a_function_has_use_for(by_need: UserProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(set(pids(by_need, "quick", 40))) == 1
+    assert len(set(pids(by_need, "who", 12))) == 10 and len(set(pids(by_need, "who", 12))) == 12
+    assert len(set(pids(by_need, "whirl", 12))) <= max(1, (os.cpu_count() or 1) // 2)
+    monkeypatch.setattr(module, "MEMORY", 1)
+    assert len(set(pids(by_need, "who", 12))) == 1
+
+
+def test_results_are_in_the_order_of_calls_whoever_gave_them(write) -> None:
+    process = UserProcess(write("def same(value):\n    return value"), time_limit=10.0, workers=3)
+    try:
+        assert pids(process, "same", 8) == list(range(8))
+    finally:
+        process.close()

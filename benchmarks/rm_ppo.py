@@ -45,7 +45,7 @@ GOLD = {name: name for name in find_task(TASK).rewards()} | {
 learns from its answers says nothing of others."""
 PROMPTS, FLIPPED = 256, 0.25
 """Pairs of answers that are labelled for each seed, and the share of labels that are wrong."""
-STEPS, SETTLED = 60, 20
+STEPS, SETTLED = 120, 20
 TARGET, BAND = 6.0, 2.0
 """KL to the start in nats per answer, and by which factor it may stray to either side."""
 LOW, HIGH = TARGET / BAND, TARGET * BAND
@@ -55,14 +55,14 @@ HELD_OUT = 200
 """Prompts whose answers are scored at the end."""
 QUIET = ("eval.n=1", "save_every=null", "log.tensorboard=false", "log.console=false", "resume=auto")
 RM = ("epochs=4", "batch_size=16", "centring=0.01")
-PPO = ("algo=ppo", "prompts_per_rollout=8", "responses_per_prompt=4", "optim.lr=5e-4")
+PPO = ("algo=ppo", "prompts_per_rollout=8", "responses_per_prompt=4", "optim.lr=2e-4")
 ARMS: dict[str, tuple[str, ...]] = {
     "controlled": (
         "kl.unit=sequence",
         "adaptive_kl.enabled=true",
         "adaptive_kl.controller_type=exponential",
         f"adaptive_kl.target_kl={TARGET}",
-        "adaptive_kl.initial_coef=0.2",
+        "adaptive_kl.initial_coef=0.06",
     ),
     "free": ("kl.coef=1e-6",),  # so little that it moves nothing; at 0 nobody would measure KL
 }

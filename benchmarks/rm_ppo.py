@@ -45,7 +45,7 @@ GOLD = {name: name for name in find_task(TASK).rewards()} | {
 learns from its answers says nothing of others."""
 PROMPTS, FLIPPED = 256, 0.25
 """Pairs of answers that are labelled for each seed, and the share of labels that are wrong."""
-STEPS, SETTLED = 120, 20
+STEPS, SETTLED = 60, 20
 TARGET, BAND = 6.0, 2.0
 """KL to the start in nats per answer, and by which factor it may stray to either side."""
 LOW, HIGH = TARGET / BAND, TARGET * BAND
@@ -55,7 +55,11 @@ HELD_OUT = 200
 """Prompts whose answers are scored at the end."""
 QUIET = ("eval.n=1", "save_every=null", "log.tensorboard=false", "log.console=false", "resume=auto")
 RM = ("epochs=4", "batch_size=16", "centring=0.01")
-PPO = ("algo=ppo", "prompts_per_rollout=8", "responses_per_prompt=4", "optim.lr=2e-4")
+PPO = (
+    *("algo=ppo", "prompts_per_rollout=16", "responses_per_prompt=4", "rollout.max_batch=64"),
+    *("optim.lr=3e-4", "optim.betas=[0.5,0.95]"),
+)
+"""A short first momentum, so that KL answers to its price at once (docs/results/controllers.md)."""
 ARMS: dict[str, tuple[str, ...]] = {
     "controlled": (
         "kl.unit=sequence",
@@ -206,8 +210,8 @@ def optimise(home: Path, start: Path, judge: Path, arm: str, seed: int) -> dict[
         "gold": [sum(step[0][f"rewards/{name}_mean"] for name in GOLD) for step in steps],
         # Before its first update a step's policy is the one that sampled, so that this is its KL, without bias.
         "kl": [step[0]["kl_to_ref"] * step[0]["length_mean"] for step in steps],
-        # What the controller saw: after the last update.
-        "kl_sequence": [step[-1]["kl_sequence"] for step in steps],
+        # What the controller sees: another estimate (k3) on the same answers.
+        "rollout_kl": [step[-1]["rollout_kl_sequence"] for step in steps],
         "coef": [step[-1]["kl_coef"] for step in steps],
         "after": {"gold": fmean(map(gold, after)), "proxy": fmean(one.rewards["proxy"] for one in after)},
         "says": [one.rollout.text for one in after[:4]],
@@ -276,7 +280,7 @@ def judge(
 {len(models)} seeds. One policy imitates the demonstrations of `task={TASK}`. For each seed it gives two answers to each
 of {PROMPTS} prompts; gold, the sum of the task's three scripted rewards less 1 for each word that no demonstration has,
 says which is better, ties are left out and {FLIPPED:.0%} of the labels are turned round. `novarl rm` learns from these
-pairs, starting from the policy, and `novarl rl algo=ppo reward=model:RUN` from the reward model: {STEPS} steps of 32
+pairs, starting from the policy, and `novarl rl algo=ppo reward=model:RUN` from the reward model: {STEPS} steps of 64
 answers. Gold has weight 0 there: it is only recorded.
 
 "Agreement" is the share of pairs of held-out answers of the start that the reward model orders as gold

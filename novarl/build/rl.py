@@ -20,7 +20,7 @@ from novarl.build.sampling import Sampler, training_sampler
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
 from novarl.build.stages import credit_rule, objective, online_stages
-from novarl.build.weights import check_same_model, fingerprint, optim_settings
+from novarl.build.weights import check_same_algorithm, check_same_model, fingerprint, optim_settings
 from novarl.config.load import to_yaml
 from novarl.config.tree import RLConfig
 from novarl.core.bus import Bus
@@ -120,6 +120,7 @@ def compose(
     )
     if state is not None and opened.checkpoint is not None:
         check_same_model(state, config.model, policy, opened.checkpoint.path)
+        check_same_algorithm(config, plan, opened.rundir, state)
     check_adaptable(config, policy)
     switch_dropout_off(policy.model)
     rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)

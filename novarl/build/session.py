@@ -89,7 +89,7 @@ def open_run(kind: str, run_dir: str | None, resume: str | None, ranks: Ranks) -
     """Find the directory and the checkpoint to resume from. Writes nothing.
 
     Without `resume`, a directory that holds a run is refused. `auto` goes on where the run stopped, or starts afresh
-    where there is none; a path names one checkpoint, which must be whole and belong to the run in `run_dir`.
+    where none was ever written; a path names one checkpoint, which must be whole and belong to the run in `run_dir`.
     """
     if resume not in (None, "auto"):
         checkpoint = open_checkpoint(Path(resume))
@@ -118,6 +118,12 @@ def open_run(kind: str, run_dir: str | None, resume: str | None, ranks: Ranks) -
     _check_kind(rundir, kind)
     found, troubles = Checkpoints(rundir.path / "checkpoints", keep=1).find() if ranks.rank == 0 else (None, [])
     found, troubles = ranks.from_first((found, troubles))
+    if found is None and troubles:
+        raise NovaError(
+            f"none of its checkpoints can be used ({troubles[0]})",
+            where=f"run_dir={rundir.path}",
+            fix="restore one, or start again in another run_dir",
+        )
     return Opened(rundir, open_checkpoint(found.path) if found else None, troubles)
 
 

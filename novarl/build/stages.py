@@ -182,13 +182,10 @@ def _check_agreement(run: Online, batch: Batch, rollouts: Sequence[Rollout]) -> 
 
 
 def _keep(run: Online, step: int, scored: Sequence[Scored], pending: Pending) -> None:
-    """The rollout log, the samples on the console, and an event for each rollout whose reward failed."""
+    """The rollout log and the samples on the console."""
     if run.ranks.rank != 0:
         return
     log, bus = run.config.log, run.session.bus
-    for item in scored:
-        if item.reward is None:
-            bus.event("failed_rollout", prompt=item.rollout.prompt.id, index=item.rollout.index, error=item.error)
     if log.rollouts_every and (step % log.rollouts_every == 0 or step == 1):
         write_rollouts(
             run.session.rundir.path / "rollouts", step, scored, pending.batch, pending.scores, pending.credit

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from novarl.build.resolve import RLPlan
+from novarl.config.files import read
 from novarl.config.parts import Optim
+from novarl.config.tree import RLConfig
 from novarl.core.errors import NovaError
+from novarl.core.rundir import RunDir
 from novarl.learn.optim import OptimSettings
 from novarl.models.load import Policy
 from novarl.models.lora import plain_parameters
@@ -43,3 +47,22 @@ def optim_settings(optim: Optim, *, lr: float, total: int) -> OptimSettings:
         min_lr_ratio=optim.min_lr_ratio,
         total_steps=total,
     )
+
+
+def check_same_algorithm(config: RLConfig, plan: RLPlan, rundir: RunDir, state: Mapping[str, Any]) -> None:
+    """Refuse to go on with another algorithm than the run's, before anything of the run is cut."""
+    text = rundir.path / "config.yaml"
+    held = read(text)[0]["algo"] if text.is_file() else config.algo
+    if held != config.algo:
+        raise NovaError(
+            f"the run there is one of algo={held}, and this is algo={config.algo}",
+            where=f"run_dir={rundir.path}",
+            fix=f"continue it with algo={held}, or start a new run with model=<checkpoint>/model",
+        )
+    kept = config.kl.reference in ("start", "ema") and config.lora.rank == 0 and state["phase"] == "rl"
+    if plan.needs_reference and kept and not (rundir.path / "reference").is_dir():
+        raise NovaError(
+            "the run has kept no reference, since nothing in it was compared with one, and now KL is to be",
+            where=f"run_dir={rundir.path}",
+            fix="continue it as it was, or start a new run with model=<checkpoint>/model",
+        )

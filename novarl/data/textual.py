@@ -62,7 +62,7 @@ def jsonl_rows(file: Path) -> Iterator[Place]:
 
 def _parse_line(line: bytes) -> tuple[Any, str | None]:
     try:
-        text = line.decode()
+        text = line.decode().rstrip("\r\n")  # or what is missing at the end is missed in column 1 of the next line
         value = json.loads(text)
     except UnicodeDecodeError as error:
         return None, f"not UTF-8 at byte {error.start + 1} of the line"

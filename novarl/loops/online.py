@@ -127,6 +127,11 @@ def gather(stages: Stages, play: Play, stream: dict[str, Any], *, step: int, ver
 def prepare(state: LoopState, stages: Stages, gathered: Gathered) -> Pending:
     """Admit rollouts, score them by the weights of this moment, and work out the credit."""
     state.stream, scored = gathered.stream, gathered.scored
+    for item in scored:  # before anything is refused for it: where every rollout failed, this is all that tells why
+        if item.reward is None:
+            stages.bus.event(
+                "failed_rollout", prompt=item.rollout.prompt.id, index=item.rollout.index, error=item.error
+            )
     kept = stages.admission.keep(scored, stages.prompts_per_rollout)
     batch = pack(kept)
     with stages.bus.span("score"):

@@ -96,7 +96,7 @@ def _scores(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -
         return []
     lines = [f"  {name:<7}{_score(score)}" for name, score in shown]
     if before and after:
-        lines.append(f"  {'gain':<7}{after['score'] - before['score']:+7.3f}")
+        lines.append(f"  {'gain':<7}{after['score'] - before['score']:+z7.3f}")
     return [*lines, ""]
 
 

@@ -64,6 +64,7 @@ DATA = {
     "empty folder": Case("rl LENGTH data=.", "data file", {}, lambda folder: None),
     "unknown kind of file": Case("rl LENGTH data=rows.xls", "of no known kind", {"rows.xls": "x"}),
     "a bad JSON line": of_rows(GOOD + "{'prompt': 1}\n" + GOOD, "rows.jsonl:21: not valid JSON"),
+    "a bad JSON line, where": of_rows(GOOD + '{"prompt": \n' + GOOD, "Expecting value at column 12"),
     "a torn last line": of_rows(GOOD[:-9], "rows.jsonl:20: not valid JSON"),
     "a row that is a list": of_rows(GOOD + "[1]\n", "rows.jsonl:21: a row must be an object, not a list"),
     "not UTF-8": Case(
@@ -284,6 +285,20 @@ CHECKPOINTS = {
     "of another command": Case(f"sft SFT task=sort resume={STEP}", "one of novarl rl, and this is novarl sft"),
     "of another command, found": Case(
         "sft SFT task=sort run_dir=run resume=auto", "one of novarl rl, and this is novarl sft"
+    ),
+    "of another algorithm, found": Case(
+        "rl ON_TASK run_dir=run resume=auto algo=grpo steps=2", "one of algo=dr_grpo, and this is algo=grpo"
+    ),
+    "of no reference, found": Case(
+        "rl ON_TASK run_dir=run resume=auto kl.type=loss kl.coef=0.1 steps=2", "the run has kept no reference"
+    ),
+    "torn, and no other": Case(
+        "rl ON_TASK run_dir=run resume=auto",
+        "run_dir=run: none of its checkpoints can be used",
+        {},
+        lambda folder: [
+            (step / "state.json").write_text("") for step in (folder / STEP).parent.iterdir() if not step.is_symlink()
+        ],
     ),
     "outside its run": Case(
         "rl ON_TASK resume=elsewhere/there/step",

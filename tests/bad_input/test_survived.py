@@ -171,6 +171,7 @@ def test_a_reward_that_always_hangs_ends_its_step_within_its_limit_and_a_second(
     assert ended.code == 2 and ended.err.count("\n") == 1 and "ran past its limit of 1 s" in ended.err
     (seconds,) = took
     assert limit <= seconds < limit + 1.0, "18 rollouts are not waited for one by one"
+    assert len(events(tmp_path / "run", "failed_rollout")) == 18, "why they failed is told, though nothing was learnt"
 
 
 @pytest.mark.parametrize("command", ["rl", "sft", "eval"])

@@ -103,7 +103,7 @@ class ConsoleSink:
         if self.screen is not None:
             self.screen.begin(title)
         else:
-            length = f": {fields['steps']} steps" if fields.get("steps") else ""
+            length = f": {fields['steps']} step{'s' * (fields['steps'] != 1)}" if fields.get("steps") else ""
             again = f", going on after step {fields['done']}" if fields.get("done") else ""
             self._say(f"Starting {title}{length}{again}")
 

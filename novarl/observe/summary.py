@@ -21,6 +21,8 @@ ENDS = {
     "stopped": "Training stopped before its end; everything is saved.",
     "unsaved": "Training ended, but the disk refused its last checkpoint.",
 }
+ROWS = ("read", "used", "truncated", "refused", "held_out")
+"""In this order, whatever that of the file they were read from."""
 BAR_CELLS = 24
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -39,7 +41,8 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     if "steps" in summary:
         lines.append(f"Total steps: {summary['steps']}")
     if rows := summary.get("rows"):
-        lines.append("Rows: " + ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in rows.items()))
+        ordered = sorted(rows.items(), key=lambda row: ROWS.index(row[0]) if row[0] in ROWS else len(ROWS))
+        lines.append("Rows: " + ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in ordered))
     lines += [
         f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in _paths(summary).items()
     ]
@@ -57,7 +60,7 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     subject = f"task={task}" if task else "data=…"
     advice = []
     if summary.get("status") in ENDS:
-        advice.append((f"novarl {command} … run_dir={run} resume=auto", "go on where it stopped, as if it never had"))
+        advice.append((f"novarl {command} {run}/config.yaml resume=auto", "go on where it stopped, as if it never had"))
     if (summary.get("rows") or {}).get("refused"):
         advice.append(
             (f"grep bad_row {run}/events.jsonl", "the rows that could not be used: file, line, field, reason")
@@ -65,7 +68,10 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if _within_noise(summary.get("before"), summary.get("after")):
         longer = 2 * summary["steps"] if "steps" in summary else "…"
         advice.append(
-            (f"novarl {command} {subject} steps={longer}", "the intervals overlap: this may be chance, so train longer")
+            (
+                f"novarl {command} {run}/config.yaml resume=auto steps={longer}",
+                "the intervals overlap: this may be chance, so train longer",
+            )
         )
     if command == "rm":
         if summary.get("loss") in ("bt", "bce"):

@@ -84,9 +84,9 @@ def commands(**changes: Any) -> list[str]:
 
 def test_advice_fits_how_the_run_ended() -> None:
     noise = {"score": 0.06, "interval": [0.04, 0.08], "n": 500}
-    assert commands(status="stopped")[0] == "novarl rl … run_dir=runs/x resume=auto"
+    assert commands(status="stopped")[0] == "novarl rl runs/x/config.yaml resume=auto"
     assert "stopped before its end" in render_summary({**FULL, "status": "stopped"})
-    assert commands(after=noise)[0] == "novarl rl task=sort steps=48"
+    assert commands(after=noise)[0] == "novarl rl runs/x/config.yaml resume=auto steps=48"
     assert "runs/x/events.jsonl" in commands(rows={"read": 9, "refused": 1})[0]
     assert "novarl rl task=sort model=runs/x/checkpoints/latest/model" in commands(command="sft")
     assert "novarl rl task=sort algo=rloo seed=1" in commands(algo="grpo")

@@ -13,7 +13,8 @@ from novarl.algos.values import explained_variance, value_loss
 from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.data.pack import minibatches, select
 from novarl.distributed.ranks import Ranks
-from novarl.learn.fitting import SPLIT, Splits, fitting
+from novarl.learn.accumulate import accumulate
+from novarl.learn.fitting import Splits, fitting
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
 from novarl.learn.plan import piece, plan, trajectory_of_tokens
@@ -107,21 +108,22 @@ class Critic:
         return record
 
     def _update(self, batch: Batch, old: Tensor, returns: Tensor) -> Record:
-        ledger, device = Ledger(), self.scorer.device
+        ledger = Ledger()
         count = max(1, int(batch.mask.sum()))
 
-        def attempt(micro: Iterator[list[int]]) -> None:
-            for trajectories in micro:
-                part, index = piece(batch, trajectories, device)
-                self._backward(part, old[index], returns[index], count, ledger)
+        def backward(part: Batch, index: Tensor) -> None:
+            self._backward(part, old[index], returns[index], count, ledger)
 
-        def undo() -> None:
-            self.optimizer.drop_gradients()
-            ledger.clear()
-
-        fitting(plan(batch, self.ranks, self.budget), attempt, self.scorer.splits, undo=undo)
-        ledger.count(SPLIT, self.scorer.splits.take())
-        self.ranks.sum_(*self.optimizer.gradients())
+        accumulate(
+            batch,
+            backward,
+            ledger,
+            optimizer=self.optimizer,
+            ranks=self.ranks,
+            budget=self.budget,
+            device=self.scorer.device,
+            splits=self.scorer.splits,
+        )
         norm, rate = self.optimizer.step()
         return ledger.reduce(self.ranks) | {"critic_grad_norm": norm, "critic_lr": rate}
 

@@ -6,7 +6,7 @@ so micro-batch size, packing and the number of ranks never change the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,12 @@ from novarl.algos import aggregate, off_policy
 from novarl.algos.values import value_loss
 from novarl.core.types import Batch, Credit, Record, Scores
 from novarl.distributed.ranks import Ranks
-from novarl.learn.fitting import SPLIT, fitting
+from novarl.learn.accumulate import accumulate
 from novarl.learn.guard import StepGuard
 from novarl.learn.ledger import Ledger
 from novarl.learn.objective import KL_ESTIMATORS, Objective
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
-from novarl.learn.plan import per_trajectory, piece, plan, trajectory_of_tokens
+from novarl.learn.plan import per_trajectory, piece, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
 
 PROBE_TOKENS = 512
@@ -81,19 +81,20 @@ class PolicyLearner:
         )
         before = torch.zeros_like(batch.behavior_logp)
 
-        def attempt(micro: Iterator[list[int]]) -> None:
-            for trajectories in micro:
-                part, index = piece(batch, trajectories, self.scorer.device)
-                logp = self._backward(part, index, weight=weight, scores=scores, credit=credit, ledger=ledger)
-                before[index] = logp.to(before)
+        def backward(part: Batch, index: Tensor) -> None:
+            logp = self._backward(part, index, weight=weight, scores=scores, credit=credit, ledger=ledger)
+            before[index] = logp.to(before)
 
-        def undo() -> None:
-            self.optimizer.drop_gradients()
-            ledger.clear()
-
-        fitting(plan(batch, self.ranks, self.budget), attempt, self.scorer.splits, undo=undo)
-        ledger.count(SPLIT, self.scorer.splits.take())
-        self.ranks.sum_(*self.optimizer.gradients())
+        accumulate(
+            batch,
+            backward,
+            ledger,
+            optimizer=self.optimizer,
+            ranks=self.ranks,
+            budget=self.budget,
+            device=self.scorer.device,
+            splits=self.scorer.splits,
+        )
         self.ranks.sum_(before)
         old = before if scores.old_logp is None else scores.old_logp
         record = self._step(batch, old)

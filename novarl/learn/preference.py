@@ -8,7 +8,7 @@ travel with the rows in `behavior_logp`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,10 +20,11 @@ from novarl.core.types import Batch, Record, Sequence
 from novarl.data.pack import pack_sequences, padded, select
 from novarl.data.pairs import Labelled, Pair
 from novarl.distributed.ranks import Ranks
-from novarl.learn.fitting import SPLIT, Splits, fitting
+from novarl.learn.accumulate import accumulate
+from novarl.learn.fitting import Splits
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings
-from novarl.learn.plan import piece, plan, trajectory_of_tokens
+from novarl.learn.plan import trajectory_of_tokens
 from novarl.learn.scorer import Scorer
 
 Row = TypeVar("Row", Pair, Labelled)
@@ -51,22 +52,24 @@ class TrajectoryLearner:
         ledger = Ledger()
         count = trajectory_of_tokens(batch)[batch.mask].unique().numel()
 
-        def attempt(micro: Iterator[list[int]]) -> None:
-            for trajectories in micro:
-                losses, metrics = self.losses(piece(batch, trajectories, self.device)[0])
-                loss = losses.sum() / count
-                loss.backward()
-                ledger.sum("loss", loss)
-                for name, values in metrics.items():
-                    ledger.mean(name, values)
+        def backward(part: Batch, _: Tensor) -> None:
+            losses, metrics = self.losses(part)
+            loss = losses.sum() / count
+            loss.backward()
+            ledger.sum("loss", loss)
+            for name, values in metrics.items():
+                ledger.mean(name, values)
 
-        def undo() -> None:
-            self.optimizer.drop_gradients()
-            ledger.clear()
-
-        fitting(plan(batch, self.ranks, self.budget), attempt, self.splits, undo=undo)
-        ledger.count(SPLIT, self.splits.take())
-        self.ranks.sum_(*self.optimizer.gradients())
+        accumulate(
+            batch,
+            backward,
+            ledger,
+            optimizer=self.optimizer,
+            ranks=self.ranks,
+            budget=self.budget,
+            device=self.device,
+            splits=self.splits,
+        )
         norm, rate = self.optimizer.step()
         return ledger.reduce(self.ranks) | {"grad_norm": norm, "lr": rate, "tokens": float(batch.tokens.numel())}
 

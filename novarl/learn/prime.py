@@ -7,7 +7,7 @@ exactly 0 until it has learnt something.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +18,10 @@ from novarl.algos.implicit_prm import token_rewards
 from novarl.algos.reward_modeling import implicit_ce
 from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.distributed.ranks import Ranks
-from novarl.learn.fitting import SPLIT, fitting
+from novarl.learn.accumulate import accumulate
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
-from novarl.learn.plan import per_trajectory, piece, plan
+from novarl.learn.plan import per_trajectory
 from novarl.learn.scorer import Scorer
 
 
@@ -55,18 +55,19 @@ class ProcessRewards:
         """One update of cross-entropy on the outcomes, the mean over all trained trajectories."""
         ledger, count = Ledger(), max(1, int((~batch.baseline).sum()))
 
-        def attempt(micro: Iterator[list[int]]) -> None:
-            for trajectories in micro:
-                part, index = piece(batch, trajectories, self.scorer.device)
-                self._backward(part, ref_logp[index], count, ledger)
+        def backward(part: Batch, index: Tensor) -> None:
+            self._backward(part, ref_logp[index], count, ledger)
 
-        def undo() -> None:
-            self.optimizer.drop_gradients()
-            ledger.clear()
-
-        fitting(plan(batch, self.ranks, self.budget), attempt, self.scorer.splits, undo=undo)
-        ledger.count(SPLIT, self.scorer.splits.take())
-        self.ranks.sum_(*self.optimizer.gradients())
+        accumulate(
+            batch,
+            backward,
+            ledger,
+            optimizer=self.optimizer,
+            ranks=self.ranks,
+            budget=self.budget,
+            device=self.scorer.device,
+            splits=self.scorer.splits,
+        )
         norm, _ = self.optimizer.step()
         return ledger.reduce(self.ranks) | {"process_grad_norm": norm}
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from novarl.core.types import Batch, Record
 from novarl.distributed.ranks import Ranks
-from novarl.learn.fitting import SPLIT, fitting
+from novarl.learn.accumulate import accumulate
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings
-from novarl.learn.plan import piece, plan
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import read_scores
 
@@ -33,17 +32,19 @@ class SupervisedLearner:
         ledger = Ledger()
         count = max(1, int(batch.mask.sum()))
 
-        def attempt(micro: Iterator[list[int]]) -> None:
-            for trajectories in micro:
-                self._backward(piece(batch, trajectories, self.scorer.device)[0], count, ledger)
+        def backward(part: Batch, _: Tensor) -> None:
+            self._backward(part, count, ledger)
 
-        def undo() -> None:
-            self.optimizer.drop_gradients()
-            ledger.clear()
-
-        fitting(plan(batch, self.ranks, self.budget), attempt, self.scorer.splits, undo=undo)
-        ledger.count(SPLIT, self.scorer.splits.take())
-        self.ranks.sum_(*self.optimizer.gradients())
+        accumulate(
+            batch,
+            backward,
+            ledger,
+            optimizer=self.optimizer,
+            ranks=self.ranks,
+            budget=self.budget,
+            device=self.scorer.device,
+            splits=self.scorer.splits,
+        )
         norm, rate = self.optimizer.step()
         record = ledger.reduce(self.ranks)
         if "loss" in record:  # there was something to learn

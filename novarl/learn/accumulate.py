@@ -1,0 +1,45 @@
+"""The gradient of a whole batch, by micro-batches that fit in memory, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from novarl.core.types import Batch
+from novarl.distributed.ranks import Ranks
+from novarl.learn.fitting import SPLIT, Splits, fitting
+from novarl.learn.ledger import Ledger
+from novarl.learn.optim import Optimizer
+from novarl.learn.plan import piece, plan
+
+
+def accumulate(
+    batch: Batch,
+    backward: Callable[[Batch, Tensor], None],
+    ledger: Ledger,
+    *,
+    optimizer: Optimizer,
+    ranks: Ranks,
+    budget: int,
+    device: torch.device,
+    splits: Splits,
+) -> None:
+    """Leave the gradient of `batch`, over all ranks, where `optimizer` finds it.
+
+    `backward(part, index)` adds the gradient of one micro-batch on `device` and reports to `ledger`; `index` [n] says
+    where in the batch its tokens are. Where memory runs out both are emptied before the next attempt (`fitting`).
+    """
+
+    def attempt(micro: Iterator[list[int]]) -> None:
+        for trajectories in micro:
+            backward(*piece(batch, trajectories, device))
+
+    def undo() -> None:
+        optimizer.drop_gradients()
+        ledger.clear()
+
+    fitting(plan(batch, ranks, budget), attempt, splits, undo=undo)
+    ledger.count(SPLIT, splits.take())
+    ranks.sum_(*optimizer.gradients())

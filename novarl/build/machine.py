@@ -1,7 +1,8 @@
-"""Threads, device and processes of a run."""
+"""Threads, memory, device and processes of a run."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,14 @@ from novarl.distributed.ranks import Ranks
 if TYPE_CHECKING:
     from novarl.config.tree import RLConfig
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""glibc's numbers for what `mallopt` sets: free bytes at the end of the heap that go back to the system, and from what
+size on a block is the system's own."""
+
 
 def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ranks]:
     """Settle the device, the number of threads and torch's own generator; join torchrun's other processes, if any."""
+    keep_freed_memory()
     torch.manual_seed(derive(seed, "torch"))
     torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS", "2")))
     chosen = pick_device(device)
@@ -24,6 +30,18 @@ def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ra
         torch.cuda.set_device(chosen)  # what names no index (streams, NCCL, other libraries) means this rank's own too
     ranks = Ranks.start(chosen)
     return chosen, ranks
+
+
+def keep_freed_memory() -> None:
+    """Let freed tensors be used again without asking the system, where the C library is glibc.
+
+    By default it gives every large block back at once, and the system zeroes each page anew at its next touch: a
+    tenth of the time of sampling and a thirtieth of learning on two cores.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def divided_threads(config: RLConfig) -> tuple[int, int]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from novarl.config.tree import RLConfig
 
 
-def local_engine(policy: Policy, *, max_batch: int = 64) -> LocalEngine:
+def local_engine(policy: Policy, *, max_batch: int = 256) -> LocalEngine:
     """An engine in this process, on the policy's own weights."""
     return LocalEngine(
         policy.model,

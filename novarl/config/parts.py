@@ -78,7 +78,7 @@ class Episode(Node):
     """The most turns of the policy in an episode."""
     env_path: Text | None = None
     """A Python file with `interact(messages)`, and `reward_fn(messages, answer)` unless `reward` names another."""
-    max_batch: Count = 64
+    max_batch: Count = 256
     """The most answers that are sampled at the same time; changes speed and memory, never a result."""
     reward_timeout: Above0 = 10.0
     """Seconds that one call of a reward may take (for one answer; TRL's form: for all); then its process ends."""

@@ -56,7 +56,7 @@ class Batch:
         self._runner, self._decode, self._max_batch = runner, decode, max_batch
         self._eos_ids = np.array(eos_ids, np.int64)
         rows = round_up(max_batch, ROWS)
-        self._cache = KVCache(rows, 0, dtype=runner.dtype)
+        self._cache = KVCache(0, 0, dtype=runner.dtype)
         self._rows: list[Row] = []
         self._state = np.zeros(rows, _STATE)
         self._sampled = np.zeros((rows, _FIRST_COLUMNS), _SAMPLED)
@@ -80,6 +80,7 @@ class Batch:
         """
         # Decoding goes first: the rows that pad it to a multiple of ROWS are those that arrivals will overwrite.
         logits = [self._decode_rows()] if self._rows else []
+        self._make_room(sum(len(requests) for requests, _ in arrivals))
         for requests, prefill in arrivals:
             self._add(requests, prefill)
             logits.append(prefill.logits.expand(len(requests), -1))
@@ -98,17 +99,24 @@ class Batch:
         tokens, slots = np.full(width, self._runner.pad_id, np.int64), np.zeros(width, np.int64)
         tokens[:size], slots[:size] = self._state["last"][:size], self._state["length"][:size] - 1
         segments = self._segments(width)
-        self._cache.reserve(max(slots for _, _, slots in segments), rows=size)
+        self._cache.reserve(max(slots for _, _, slots in segments), held=size)
         device = self._runner.device
         fed, at = torch.from_numpy(tokens).to(device), torch.from_numpy(slots).to(device)
         return self._runner.decode(fed, at, self._cache, segments)[:size]
+
+    def _make_room(self, arriving: int) -> None:
+        """Rows of the cache for so many more, twice as many as before or all that there may be."""
+        needed = round_up(len(self) + arriving, ROWS)
+        if needed > self._cache.rows:
+            rows = min(round_up(self._max_batch, ROWS), max(needed, 2 * self._cache.rows))
+            self._cache.reserve(0, rows=rows, held=len(self))
 
     def _add(self, requests: Sequence[Request], prefill: Prefill) -> None:
         """Give each request a row that holds the prompt."""
         length = len(prefill.prompt)
         rows = range(len(self), len(self) + len(requests))
         longest = extent(length + max(request.limit for request in requests))
-        self._cache.reserve(max(min(longest, _FIRST_SLOTS), extent(length + 1)), rows=len(self))
+        self._cache.reserve(max(min(longest, _FIRST_SLOTS), extent(length + 1)), held=len(self))
         self._cache.insert(rows, prefill.cache, prefill.row, length=length)
         for row, request in zip(rows, requests, strict=True):
             sampling = request.sampling

@@ -42,7 +42,7 @@ class LocalEngine:
         *,
         eos_ids: Sequence[int],
         context: int,
-        max_batch: int = 64,
+        max_batch: int = 256,
         pad_id: int = 0,
         compute_dtype: torch.dtype | None = None,
     ) -> None:

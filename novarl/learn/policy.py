@@ -25,7 +25,7 @@ from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
 from novarl.learn.plan import per_trajectory, piece, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
 
-PROBE_TOKENS = 512
+PROBE_TOKENS = 256
 """Tokens of the minibatch, at least, on which an update's own move is measured; a guard measures all of them."""
 
 

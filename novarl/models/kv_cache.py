@@ -7,18 +7,15 @@ go, and its position ids are its slots. What a query may see follows from its ow
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 GROWTH = 2.0
 """Capacity grows by at least this factor, so that copying on growth costs O(1) per token."""
-
-ALIGNMENT = 64
-"""Bytes: where memory of PyTorch's own begins."""
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -40,12 +37,12 @@ def extent(length: int) -> int:
 
 
 class KVCache:
-    """Keys and values of up to `rows` sequences, per layer [rows, Hkv, capacity, Dh], allocated at first use.
+    """Keys and values of `rows` sequences, per layer [rows, Hkv, capacity, Dh], allocated at first use.
 
     Implements the part of Hugging Face's Cache protocol that attention layers call (`update`, `get_seq_length`), for
     any family whose layers keep one key and one value per token; head sizes may differ between layers and between
     keys and values. `place` says where the next forward pass writes and how much it reads; between forward passes rows
-    are filled from other caches (`insert`), moved (`move`) and given more room (`reserve`).
+    are filled from other caches (`insert`), moved (`move`) and, like their number, given more room (`reserve`).
     """
 
     def __init__(self, rows: int, capacity: int, *, dtype: torch.dtype) -> None:
@@ -101,16 +98,19 @@ class KVCache:
         for store in self.keys + self.values:
             store[to, :, :length] = store[origin, :, :length]
 
-    def reserve(self, capacity: int, *, rows: int | None = None) -> None:
-        """Make room for `capacity` slots a row, copying what the first `rows` rows (None: all) hold; does nothing where
-        the room is there."""
-        if capacity <= self.capacity:
+    def reserve(self, capacity: int, *, rows: int = 0, held: int | None = None) -> None:
+        """Make room for `capacity` slots a row in `rows` rows, copying what the first `held` rows (None: all) hold;
+        does nothing where the room is there."""
+        if capacity <= self.capacity and rows <= self.rows:
             return
-        self.capacity = max(capacity, int(self.capacity * GROWTH))
+        if capacity > self.capacity:
+            self.capacity = max(capacity, int(self.capacity * GROWTH))
+        held = self.rows if held is None else held
+        self.rows = max(self.rows, rows)
         for stores in (self.keys, self.values):
             for layer, old in enumerate(stores):
                 stores[layer] = self._zeros(old)
-                stores[layer][:rows, :, : old.shape[2]] = old[:rows]
+                stores[layer][:held, :, : old.shape[2]] = old[:held]
 
     def _allocate(self, key: Tensor, value: Tensor) -> None:
         self.keys.append(self._zeros(key))
@@ -122,10 +122,8 @@ class KVCache:
         if like.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=like.device)
         # The system hands out zeroed pages at their first touch; torch.zeros would touch all of them now.
-        size = math.prod(shape) * self.dtype.itemsize
-        pages = torch.from_numpy(np.zeros(size + ALIGNMENT, np.uint8))
-        start = -pages.data_ptr() % ALIGNMENT
-        return pages[start : start + size].view(self.dtype).view(shape)
+        pages = mmap.mmap(-1, max(1, math.prod(shape) * self.dtype.itemsize))
+        return torch.frombuffer(pages, dtype=self.dtype, count=math.prod(shape)).view(shape)
 
 
 def attention_mask(positions: Tensor, extent: int, *, window: int | None = None) -> Tensor:

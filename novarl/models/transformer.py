@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.models.attention import Kernel, Packing, causal_attention, masked_attention, packed_attention
-from novarl.models.fused import rms_norm, rotate
+from novarl.models.fused import rms_norm, rotate, swiglu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -184,7 +183,7 @@ class MLP(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class Layer(nn.Module):

@@ -92,3 +92,13 @@ def test_a_rows_attention_has_the_same_bits_at_every_extent(queries_per_key_head
         extents = sorted({extent(n) for n in range(length, 2049, 8)})
         widest = attend(length, extents[-1])
         assert [slots for slots in extents if not torch.equal(attend(length, slots), widest)] == [], length
+
+
+def test_rows_are_added_and_those_held_stay() -> None:
+    cache = KVCache(0, 4, dtype=torch.float32)
+    cache.reserve(4, rows=2)
+    cache.insert([0, 1], prompt_cache([11, 12, 13]), 0, length=3)
+    cache.reserve(0, rows=4, held=1)
+    assert (cache.rows, cache.capacity) == (4, 4) and len(cache.keys[0]) == 4
+    assert held(cache, 0, 3) == [11, 12, 13]
+    assert not cache.keys[0][1:].any()

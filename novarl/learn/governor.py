@@ -82,11 +82,15 @@ class Governor:
 
     @staticmethod
     def _distance(batch: Batch, scores: Scores) -> Record:
-        """KL of the policy that sampled to the reference on all answers; nothing where either is unknown."""
+        """KL of the policy that sampled to the reference on all answers; nothing where either is unknown.
+
+        By k1: k3 has the same mean but, where the policy has turned from what its reference prefers, the tail of
+        pi_ref / pi_old. Then a few answers make up its mean, most steps read too low, and a controller lets KL go.
+        """
         if scores.old_logp is None or scores.ref_logp is None:
             return {}
-        k3 = KL_ESTIMATORS["k3"](scores.old_logp, scores.ref_logp).double()
-        kl, tokens = (per_trajectory(batch, each)[~batch.baseline] for each in (k3, torch.ones_like(k3)))
+        k1 = KL_ESTIMATORS["k1"](scores.old_logp, scores.ref_logp).double()
+        kl, tokens = (per_trajectory(batch, each)[~batch.baseline] for each in (k1, torch.ones_like(k1)))
         return {
             "rollout_kl_mean": (kl.sum() / tokens.sum().clamp(min=1.0)).item(),
             "rollout_kl_sequence": kl.mean().item(),

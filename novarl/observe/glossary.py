@@ -91,12 +91,12 @@ POLICY = {
         "mean_i sum_t k3(pi, pi_ref): the same per trajectory", "nats", healthy="kl_mean times the mean length"
     ),
     "rollout_kl_mean": Metric(
-        "mean_t k3(pi_old, pi_ref) on all of a step's answers: what controllers see where a step has several updates",
+        "mean_t k1(pi_old, pi_ref) on all of a step's answers: what controllers see where a step has several updates",
         "nats/token",
         healthy="rises slowly, below 1",
     ),
     "rollout_kl_sequence": Metric(
-        "mean_i sum_t k3(pi_old, pi_ref): the same per trajectory",
+        "mean_i sum_t k1(pi_old, pi_ref): the same per trajectory",
         "nats",
         healthy="rollout_kl_mean times the mean length",
     ),

@@ -17,6 +17,7 @@ from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Record, Scored, Scores
 from novarl.data.pack import pack
 from novarl.learn.governor import Governor
+from novarl.learn.plan import trajectory_of_tokens
 from tests.invariance.gradients import objective
 from tests.loops.fakes import prompts, rollout
 
@@ -137,16 +138,25 @@ def test_kl_entropy_and_reward_as_objectives() -> None:
 
 
 def test_kl_of_the_whole_rollout_goes_before_that_of_the_last_update() -> None:
-    """k3 = 0.5 + exp(-0.5) - 1 for each of the 2 tokens that an answer has on average; the greedy twin is not one."""
+    """k1 = 0.1 for each of the 2 tokens that an answer has on average; the greedy twin is not one."""
     whole = batch()
-    old, ref = torch.where(whole.mask, -1.0, 5.0), torch.where(whole.mask, -1.5, -5.0)
+    old, ref = torch.where(whole.mask, -1.0, 5.0), torch.where(whole.mask, -1.1, -5.0)
     for unit, far in (("token", 1.0), ("sequence", 2.0)):
         mine = governor(kl=DeadBand(coef=0.1, target=0.1, speed=1.5), unit=unit)
         _, record = mine.weigh(whole, Scores(old_logp=old, ref_logp=ref))
-        k3 = math.exp(-0.5) - 0.5
-        assert record == {"rollout_kl_mean": pytest.approx(k3), "rollout_kl_sequence": pytest.approx(2 * k3)}
+        assert record == {"rollout_kl_mean": pytest.approx(0.1), "rollout_kl_sequence": pytest.approx(0.2)}
         mine.observe({**FAR, **record})
         assert mine.kl_coef == pytest.approx(0.1 if far == 1.0 else 0.15)
+
+
+def test_one_token_that_the_policy_has_turned_from_is_not_its_distance() -> None:
+    """It is e^-7 likely to the policy and certain to the reference: 7 nats less in the sum, where k3 would add 1089."""
+    whole = batch()
+    old, ref = torch.where(whole.mask, -1.0, 5.0), torch.where(whole.mask, -1.5, -5.0)
+    chosen = int((whole.mask & ~whole.baseline[trajectory_of_tokens(whole)]).nonzero()[0])
+    old[chosen], ref[chosen] = -7.0, 0.0
+    _, record = governor().weigh(whole, Scores(old_logp=old, ref_logp=ref))
+    assert record["rollout_kl_sequence"] == pytest.approx((12 * 0.5 - 0.5 - 7.0) / 6)
 
 
 def test_an_objective_that_no_reward_gives_is_refused() -> None:

@@ -161,7 +161,8 @@ def _check_directory(name: str) -> None:
         raise NovaError("the directory holds no config.json, so it is no model", where=name, fix=fix)
     if path.exists():
         raise NovaError("this is a file, not a model directory", where=name, fix="give the directory it lies in")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    beside = "/" in name and path.parent.is_dir()  # runs/nope: who has such a folder means it, not the hub
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or beside:
         raise NovaError("no such directory", where=name, fix="the built-in models are tiny and small")
     near = difflib.get_close_matches(name.lower(), tiny.SIZES, n=1, cutoff=0.75)
     if near and "/" not in name:  # the hub, asked for such a name, would only after half a minute say that it has none

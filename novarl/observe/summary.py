@@ -30,12 +30,16 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 def render_summary(summary: Mapping[str, Any]) -> str:
     """summary.json as a page of text, at most 80 columns wide but for long paths.
 
-    Reads `seconds`, `steps`, `rows`, `before` and `after` (`score`, `interval`, `n`), `paths` (name: path) and `status`
-    ("done", "stopped", "unsaved"); what is missing is left out. `command`, `task` and `algo` shape the words.
+    Reads `seconds`, `steps`, `rows`, `before` and `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `paths`
+    (name: path) and `status` ("done", "stopped", "unsaved"); what is missing is left out. `command`, `task` and `algo`
+    shape the words.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
     lines = [ENDS.get(summary.get("status", "done"), f"{what} completed successfully!"), ""]
-    lines += _scores(summary.get("before"), summary.get("after"))
+    if summary.get("command") == "eval":
+        lines += _scores({"score": summary.get("after")})
+    else:
+        lines += _scores({name: summary.get(name) for name in ("before", "after")})
     if "seconds" in summary:
         lines.append(f"Total time: {summary['seconds']:.2f} seconds")
     if "steps" in summary:
@@ -96,13 +100,15 @@ def _paths(summary: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(path) for name, path in (summary.get("paths") or {}).items() if path}
 
 
-def _scores(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[str]:
-    shown = [(name, score) for name, score in (("before", before), ("after", after)) if score]
+def _scores(measured: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    shown = {name: score for name, score in measured.items() if score}
     if not shown:
         return []
-    lines = [f"  {name:<7}{_score(score)}" for name, score in shown]
-    if before and after:
-        lines.append(f"  {'gain':<7}{after['score'] - before['score']:+z7.3f}")
+    lines = [f"  {name:<7}{_score(score)}" for name, score in shown.items()]
+    *_, last = shown.values()
+    lines += [f"  {name:<7}{value:7.3f}" for name, value in last.items() if name.startswith("pass@")]
+    if len(shown) == 2:
+        lines.append(f"  {'gain':<7}{shown['after']['score'] - shown['before']['score']:+z7.3f}")
     return [*lines, ""]
 
 
@@ -113,7 +119,8 @@ def _score(score: Mapping[str, Any]) -> str:
         text += f"  [{low:.3f}, {high:.3f}]"
     if 0.0 <= value <= 1.0:
         text += f"  {_bar(value)}"
-    return text + (f"  n={score['n']}" if "n" in score else "")
+    text += f"  n={score['n']}" if "n" in score else ""
+    return text + (f", {score['failed']} failed" if score.get("failed") else "")
 
 
 def _bar(share: float) -> str:

@@ -96,6 +96,7 @@ def test_the_seed_decides_the_weights() -> None:
     [
         ("nowhere/at/all", "no such directory"),
         ("./nowhere", "no such directory"),
+        ("run/nowhere", "no such directory"),
         ("", "no model is named"),
         ("file.txt", "this is a file"),
         ("empty", "holds no config.json"),

@@ -54,6 +54,14 @@ What to try next:
 """
 
 
+def test_an_evaluation_shows_its_score_pass_at_k_and_what_failed() -> None:
+    after = {"score": 0.25, "interval": [0.1, 0.4], "n": 60, "failed": 4, "pass@1": 0.2, "pass@4": 0.5}
+    page = render_summary({"command": "eval", "steps": 0, "before": None, "after": after})
+    lines = page.splitlines()
+    assert lines[2].startswith("  score    0.250  [0.100, 0.400]") and lines[2].endswith("n=60, 4 failed")
+    assert lines[3:5] == ["  pass@1   0.200", "  pass@4   0.500"] and "after" not in page
+
+
 def test_the_page() -> None:
     assert render_summary(FULL) == PAGE
     assert max(map(len, PAGE.splitlines())) <= 80

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import novarl
+from novarl.core import collector
 from novarl.core.errors import NovaError
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def _dispatch(words: list[str]) -> int:
     elif command == "check":
         _check(rest)
     else:
-        _run(command, rest)
+        with collector.resting():
+            _run(command, rest)
     return 0
 
 

@@ -18,6 +18,9 @@ _HALF = (torch.bfloat16, torch.float16)
 TILE = 1 << 18
 """Numbers that fit in a processor's own cache beside a copy: 1 MiB of float32."""
 
+LOGITS = 1 << 26
+"""Logits that exist at a time where nobody says for how many rows: 256 MiB of float32."""
+
 
 def logits_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """log p(targets) and the entropy of p = softmax(logits / temperature), in nats.
@@ -39,15 +42,15 @@ def chunked_logprobs(
     targets: Tensor,
     *,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int | None = None,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`logits_logprobs(hidden @ weight.T + bias, targets, temperature)` in O(chunk * V) memory.
 
     hidden [N, D], weight [V, D], targets [N] int64, bias [V] or None; returns (logp [N], entropy [N]) in nats, both
-    differentiable in hidden, weight and bias (once). The rows are processed `chunk` at a time in one scratch tensor
-    [chunk, V]. The last chunk stays there for the backward pass, which computes every other chunk's logits once more,
-    and turns them in place into the logits' gradient
+    differentiable in hidden, weight and bias (once). The rows are processed `chunk` at a time (None: as many as have
+    `LOGITS` logits) in one scratch tensor [chunk, V]. The last chunk stays there for the backward pass, which computes
+    every other chunk's logits once more, and turns them in place into the logits' gradient
 
         dz_j = g (1[j = target] - p_j) - g_H p_j (log p_j + H),      z = logits / temperature,
 
@@ -69,7 +72,7 @@ def chunked_scores(
     targets: Tensor,
     *,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int | None = None,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`chunked_logprobs` and, from the same pass, max_j log p_j [N] without a gradient.
@@ -77,6 +80,8 @@ def chunked_scores(
     Where logp equals it, the target is (one of) the most likely: the greedy choice.
     """
     _check_temperature(temperature)
+    if chunk is None:
+        chunk = max(1, LOGITS // weight.shape[0])
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     hidden = hidden.to(weight.dtype)

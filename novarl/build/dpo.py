@@ -14,12 +14,11 @@ from novarl.build.judge import SHOWN, write_samples
 from novarl.build.pair_rows import Answers
 from novarl.build.preference import Base, Parts, RowLearner, run_preference
 from novarl.build.preference_plan import PreferencePlan, resolve_dpo
-from novarl.build.sampling import Sampler, local_engine
+from novarl.build.sampling import greedy_sampler
 from novarl.build.weights import optim_settings
 from novarl.config.preference import DPOConfig
-from novarl.core.types import Batch, Prompt, Sampling, Scored
+from novarl.core.types import Batch, Prompt, Scored
 from novarl.data.pairs import Pair
-from novarl.envs.single_turn import SingleTurn
 from novarl.learn.preference import KTOLearner, PreferenceLearner, answer_sums
 from novarl.learn.reward_model import RatioScorer, RewardScorer, rewards_of
 from novarl.learn.scorer import Scorer
@@ -84,20 +83,9 @@ def _learner(config: DPOConfig, plan: PreferencePlan, base: Base, steps: int) ->
 def _show(config: DPOConfig, base: Base, folder: Path, rows: Sequence[Answers]) -> None:
     """Write samples.md: what the policy now answers to the first prompts, beside what was preferred."""
     policy = base.policy
-    sampling = Sampling(temperature=0.0, max_tokens=SHOWN_TOKENS)
-    sampler = Sampler(
-        engine=local_engine(policy),
-        env=SingleTurn,
-        tokenizer=policy.tokenizer,
-        sampling=sampling,
-        max_turns=1,
-        context=policy.context,
-        apply_chat_template=config.apply_chat_template,
-        samples=1,
-        seed=config.seed,
-    )
+    sampler = greedy_sampler(policy, config, max_tokens=SHOWN_TOKENS)
     asked = [(index, _question(row, policy)) for index, row in enumerate(rows[:SHOWN])]
-    answers = [Scored(rollout, {}, math.nan) for rollout in sampler.evaluate(asked, 1, sampling)]
+    answers = [Scored(rollout, {}, math.nan) for rollout in sampler.evaluate(asked, 1, sampler.sampling)]
     if base.ranks.rank == 0:
         write_samples(folder / "samples.md", answers)
 

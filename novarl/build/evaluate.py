@@ -16,6 +16,7 @@ from novarl.build.sampling import Sampler, local_engine
 from novarl.build.session import open_run
 from novarl.config.load import to_yaml
 from novarl.config.tree import EvalConfig
+from novarl.core import collector
 from novarl.core.bus import Bus
 from novarl.core.errors import NovaError
 from novarl.core.rundir import RunDir, environment
@@ -59,6 +60,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         samples=1,
         seed=config.seed,
     )
+    collector.started()
     try:
         found = Judge(rows.held_out, sampler, rewards, ranks, sampling, config.eval.k)()
     finally:

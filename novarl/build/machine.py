@@ -44,17 +44,6 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def divided_threads(config: RLConfig) -> tuple[int, int]:
-    """(threads of this process, threads that sample). Where a second process samples, `threads` is what both have
-    together, unless `rollout.threads` gives the second its own; each has one at least."""
-    total = config.threads or int(os.environ.get("OMP_NUM_THREADS", "2"))
-    if config.rollout.staleness == 0:
-        return total, total
-    if config.rollout.threads is not None:
-        return total, config.rollout.threads
-    return max(1, total - total // 2), max(1, total // 2)
-
-
 def check_overlap(config: RLConfig, ranks: Ranks) -> None:
     """Refuse a second process for each of torchrun's: their collectives would meet those of the learners."""
     if config.rollout.staleness and ranks.size > 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from novarl.build.lora import adapt, model_source
-from novarl.build.machine import pick_device
+from novarl.build.machine import keep_freed_memory, pick_device
 from novarl.build.resolve import resolve_rl
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.sampling import Sampler, training_sampler
@@ -68,6 +68,7 @@ def far_sampler(config: RLConfig, source: str, path: str, size: int, layout: Seq
     weights = SharedWeights.open(path, size, layout)
     weights.forget()
     torch.set_num_threads(threads)
+    keep_freed_memory()
     plan = resolve_rl(config)
     policy = load(source, seed=config.seed, dtype=config.dtype, device=pick_device(config.device))
     switch_dropout_off(policy.model)
@@ -79,21 +80,12 @@ def far_sampler(config: RLConfig, source: str, path: str, size: int, layout: Seq
 class FarSampler:
     """The learner's end of the sampling process; `loops.stale.Sampler`."""
 
-    def __init__(self, run: Online, *, threads: int) -> None:
+    def __init__(self, run: Online, worker: Worker, *, threads: int) -> None:
         self._model = run.policy.model
         self._weights = SharedWeights.of(self._model)
         place = (self._weights.path, self._weights.size, self._weights.layout)
-        self._worker = Worker(
-            far_sampler,
-            run.config,
-            model_source(run.config, run.opened, run.state),
-            *place,
-            threads,
-            what="the sampling process",
-            fix="go on from the last checkpoint with resume=auto; if memory was short, with rollout.staleness=0 or "
-            "fewer rollout.max_batch",
-            environ={"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
-        )
+        self._worker = worker
+        worker.make(far_sampler, run.config, model_source(run.config, run.opened, run.state), *place, threads)
 
     def publish(self, version: int) -> None:
         self._weights.write(self._model)

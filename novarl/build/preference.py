@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from novarl.build.lora import adapt, adapter_state, keep_base, model_source
+from novarl.build.lora import adapt, adapter_state, keep_base
 from novarl.build.machine import start
 from novarl.build.pair_rows import Answers, preference_rows, recall_reference, record_reference
 from novarl.build.preference_plan import PreferencePlan
 from novarl.build.rows import Rows
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
-from novarl.build.weights import check_same_model, fingerprint
+from novarl.build.weights import fingerprint, read_policy
 from novarl.config.load import to_yaml
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.core.bus import Bus
@@ -26,13 +26,12 @@ from novarl.core.checkpoint import Checkpoints
 from novarl.core.types import Batch, Record
 from novarl.data.pairs import Labelled, Pair, pack_labelled, pack_pairs
 from novarl.distributed.ranks import Ranks
-from novarl.learn.agreement import switch_dropout_off
 from novarl.learn.scorer import Scorer
 from novarl.loops.evaluate_rewards import RewardEvaluation, evaluate_rewards
 from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.state import LoopState
 from novarl.models.forward import kernel_of
-from novarl.models.load import Policy, load
+from novarl.models.load import Policy
 
 PreferenceSettings = DPOConfig | RMConfig
 
@@ -74,17 +73,7 @@ def run_preference(
     device, ranks = start(config.device, config.threads, config.seed)
     opened = open_run(config.kind, config.run_dir, config.resume, ranks)
     state = opened.state
-    policy = load(
-        model_source(config, opened, state),
-        seed=config.seed,
-        dtype=config.dtype,
-        device=device,
-        gradient_checkpointing=config.micro.gradient_checkpointing,
-        attn=config.attn,
-    )
-    if state is not None and opened.checkpoint is not None:
-        check_same_model(state, config.model, policy, opened.checkpoint.path)
-    switch_dropout_off(policy.model)
+    policy = read_policy(config, opened, device)
     adapt(config, policy, state)
     rows = preference_rows(config, plan, policy)
     steps = config.steps or max(1, math.ceil((config.epochs or 1.0) * len(rows.train) / config.batch_size))

@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
+from novarl.build.ahead import divided_threads, sampling_process
 from novarl.build.front import open_front
 from novarl.build.judge import Judge, write_samples
-from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base, model_source
-from novarl.build.machine import check_overlap, divided_threads, start
+from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base
+from novarl.build.machine import check_overlap, start
 from novarl.build.play import FarSampler, Play
 from novarl.build.resolve import RLPlan, resolve_rl
 from novarl.build.rewards import build_rewards, close_env
@@ -20,7 +21,7 @@ from novarl.build.sampling import Sampler, training_sampler
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
 from novarl.build.stages import credit_rule, objective, online_stages
-from novarl.build.weights import check_same_algorithm, check_same_model, fingerprint, optim_settings
+from novarl.build.weights import check_same_algorithm, fingerprint, optim_settings, read_policy
 from novarl.config.load import to_yaml
 from novarl.config.tree import RLConfig
 from novarl.core.bus import Bus
@@ -29,7 +30,7 @@ from novarl.core.types import Engine, Prompt, Record, Sequence as TokenSequence
 from novarl.data.dataset import load_sft
 from novarl.data.pack import pack_sequences
 from novarl.distributed.ranks import Ranks
-from novarl.learn.agreement import switch_dropout_off
+from novarl.engines.worker import Worker
 from novarl.learn.credit import CreditRule
 from novarl.learn.objective import Objective
 from novarl.learn.scorer import Scorer
@@ -40,7 +41,7 @@ from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
 from novarl.loops.state import LoopState
 from novarl.models.forward import kernel_of
-from novarl.models.load import Policy, load, save
+from novarl.models.load import Policy, save
 from novarl.rewards.compose import RewardSet
 
 WARMUP_BATCH = 64
@@ -73,6 +74,7 @@ class Online:
     objective: Objective
     credit: CreditRule
     session: Session
+    ahead: Worker | None = None
     far: FarSampler | None = None
 
     @property
@@ -80,8 +82,11 @@ class Online:
         return self.sampler.engine
 
 
-def run_rl(config: RLConfig) -> dict[str, Any]:
-    """Train, and return what summary.json holds. `status` is "done", or "stopped" after Ctrl-C."""
+def run_rl(config: RLConfig, ahead: Worker | None = None) -> dict[str, Any]:
+    """Train, and return what summary.json holds. `status` is "done", or "stopped" after Ctrl-C.
+
+    `ahead` is the process that samples one step ahead, where it has been started already.
+    """
     plan = resolve_rl(config)
     threads, _ = divided_threads(config)
     device, ranks = start(config.device, threads, config.seed)
@@ -91,6 +96,7 @@ def run_rl(config: RLConfig) -> dict[str, Any]:
         return ended
     with Interrupts() as interrupts:
         run = compose(config, plan, ranks=ranks, device=device, opened=opened, interrupts=interrupts)
+        run.ahead = ahead
         try:
             _begin(run)
             return _drive(run)
@@ -110,19 +116,10 @@ def compose(
 ) -> Online:
     """Load and check everything. Nothing is written yet, so a mistake leaves no trace."""
     state = opened.state
-    policy = load(
-        model_source(config, opened, state),
-        seed=config.seed,
-        dtype=config.dtype,
-        device=device,
-        gradient_checkpointing=config.micro.gradient_checkpointing,
-        attn=config.attn,
-    )
-    if state is not None and opened.checkpoint is not None:
-        check_same_model(state, config.model, policy, opened.checkpoint.path)
+    policy = read_policy(config, opened, device)
+    if state is not None:
         check_same_algorithm(config, plan, opened.rundir, state)
     check_adaptable(config, policy)
-    switch_dropout_off(policy.model)
     rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
     rewards = build_rewards(config, plan.task, rows.train, rows.held_out)
     sampler = training_sampler(config, plan, policy)
@@ -271,12 +268,12 @@ def _drive(run: Online) -> dict[str, Any]:
 
 
 def _loop(run: Online, state: LoopState, stages: Stages) -> Iterator[Record]:
-    """The loop that the configuration asks for; the sampling process of `stale` starts while the run is measured."""
+    """The loop that the configuration asks for; the sampling process of `stale` loads while the run is measured."""
     steps = run.config.steps
     if run.config.rollout.staleness == 0 or state.step >= steps:
         return online(state, stages, steps=steps)
     _, threads = divided_threads(run.config)
-    run.far = FarSampler(run, threads=threads)
+    run.far = FarSampler(run, run.ahead or sampling_process(run.config), threads=threads)
     return stale(state, stages, run.far, steps=steps)
 
 

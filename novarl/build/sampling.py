@@ -12,10 +12,12 @@ from novarl.core.seeds import derive
 from novarl.core.types import Engine, Env, Prompt, Role, Rollout, Sampling, Tokenizer
 from novarl.engines.local import LocalEngine
 from novarl.envs.episode import run_episode
+from novarl.envs.single_turn import SingleTurn
 from novarl.models.load import Policy
 
 if TYPE_CHECKING:
     from novarl.build.resolve import RLPlan
+    from novarl.config.base import TrainConfig
     from novarl.config.tree import RLConfig
 
 
@@ -115,4 +117,19 @@ def training_sampler(config: RLConfig, plan: RLPlan, policy: Policy) -> Sampler:
         samples=config.responses_per_prompt,
         seed=config.seed,
         greedy_twin="greedy" in plan.algorithm.needs,
+    )
+
+
+def greedy_sampler(policy: Policy, config: TrainConfig, *, max_tokens: int) -> Sampler:
+    """One greedy answer of one turn to each prompt: how runs that learn from data show and measure what they learnt."""
+    return Sampler(
+        engine=local_engine(policy),
+        env=SingleTurn,
+        tokenizer=policy.tokenizer,
+        sampling=Sampling(temperature=0.0, max_tokens=max_tokens),
+        max_turns=1,
+        context=policy.context,
+        apply_chat_template=config.apply_chat_template,
+        samples=1,
+        seed=config.seed,
     )

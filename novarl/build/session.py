@@ -16,6 +16,7 @@ from statistics import fmean
 from types import FrameType
 from typing import Any
 
+from novarl.core import collector
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from novarl.core.errors import NovaError
@@ -165,6 +166,7 @@ class Session:
         if state is not None and opened.checkpoint is not None:
             self.facts, self.order = dict(state["facts"]), opened.checkpoint.order
             self.saved_order = self.order
+        collector.started()
         self.ranks.wait()  # until all have looked at the directory: a late rank would find this very run in it
         if self.ranks.rank == 0:
             self.rundir.create()

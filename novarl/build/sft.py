@@ -9,30 +9,28 @@ from typing import Any
 import torch
 
 from novarl.build.judge import SHOWN, Judge, write_samples
-from novarl.build.lora import adapt, adapter_state, keep_base, model_source
+from novarl.build.lora import adapt, adapter_state, keep_base
 from novarl.build.machine import start
 from novarl.build.resolve import SFTPlan, resolve_sft
 from novarl.build.rows import Rows, raw, sft_rows
-from novarl.build.sampling import Sampler, local_engine
+from novarl.build.sampling import greedy_sampler
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
-from novarl.build.weights import check_same_model, fingerprint, optim_settings
+from novarl.build.weights import fingerprint, optim_settings, read_policy
 from novarl.config.load import to_yaml
 from novarl.config.tree import SFTConfig
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoints
-from novarl.core.types import Prompt, Sampling, Scored, Sequence as TokenSequence
+from novarl.core.types import Prompt, Scored, Sequence as TokenSequence
 from novarl.data.dataset import load_rl
 from novarl.data.pack import pack_sequences
-from novarl.envs.single_turn import SingleTurn
-from novarl.learn.agreement import switch_dropout_off
 from novarl.learn.scorer import Scorer
 from novarl.learn.supervised import SupervisedLearner
 from novarl.loops.evaluate import Evaluation, evaluate_likelihood
 from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.state import LoopState
 from novarl.models.forward import kernel_of
-from novarl.models.load import Policy, load, save
+from novarl.models.load import Policy, save
 from novarl.rewards.compose import RewardSet
 
 SHOWN_TOKENS = 256
@@ -45,17 +43,7 @@ def run_sft(config: SFTConfig) -> dict[str, Any]:
     device, ranks = start(config.device, config.threads, config.seed)
     opened = open_run("sft", config.run_dir, config.resume, ranks)
     state = opened.state
-    policy = load(
-        model_source(config, opened, state),
-        seed=config.seed,
-        dtype=config.dtype,
-        device=device,
-        gradient_checkpointing=config.micro.gradient_checkpointing,
-        attn=config.attn,
-    )
-    if state is not None and opened.checkpoint is not None:
-        check_same_model(state, config.model, policy, opened.checkpoint.path)
-    switch_dropout_off(policy.model)
+    policy = read_policy(config, opened, device)
     adapt(config, policy, state)
     rows = sft_rows(config, plan.task, policy)
     steps = config.steps or max(1, math.ceil((config.epochs or 1.0) * len(rows.train) / config.batch_size))
@@ -179,19 +167,8 @@ def _measures(
 ) -> tuple[Callable[[], Evaluation] | None, Callable[[], None]]:
     """How to score held-out rows (by the task's reward, or by their likelihood), and how to write samples.md."""
     task, ranks = plan.task, session.ranks
-    engine = local_engine(policy)
-    sampling = Sampling(temperature=0.0, max_tokens=task.max_tokens if task else SHOWN_TOKENS)
-    sampler = Sampler(
-        engine=engine,
-        env=SingleTurn,
-        tokenizer=policy.tokenizer,
-        sampling=sampling,
-        max_turns=1,
-        context=policy.context,
-        apply_chat_template=config.apply_chat_template,
-        samples=1,
-        seed=config.seed,
-    )
+    sampler = greedy_sampler(policy, config, max_tokens=task.max_tokens if task else SHOWN_TOKENS)
+    sampling = sampler.sampling
 
     def write(scored: Sequence[Scored]) -> None:
         if ranks.rank == 0:

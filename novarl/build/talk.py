@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from novarl.build.machine import start
 from novarl.build.sampling import local_engine
 from novarl.config.tree import SampleConfig
+from novarl.core import collector
 from novarl.core.errors import NovaError
 from novarl.core.types import Sampling
 from novarl.data.render import render_prompt
@@ -20,6 +21,7 @@ def run_sample(config: SampleConfig) -> None:
     device, _ = start(config.device, config.threads, config.seed)
     policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device)
     engine = local_engine(policy)
+    collector.started()
     talk = config.sampling
     sampling = Sampling(
         temperature=talk.temperature,

@@ -7,14 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from novarl.build.lora import model_source
 from novarl.build.resolve import RLPlan
+from novarl.build.session import Opened
+from novarl.config.base import TrainConfig
 from novarl.config.files import read
 from novarl.config.parts import Optim
 from novarl.config.tree import RLConfig
 from novarl.core.errors import NovaError
 from novarl.core.rundir import RunDir
+from novarl.learn.agreement import switch_dropout_off
 from novarl.learn.optim import OptimSettings
-from novarl.models.load import Policy
+from novarl.models.load import Policy, load
 from novarl.models.lora import plain_parameters
 
 
@@ -22,6 +28,25 @@ def fingerprint(policy: Policy) -> str:
     """The architecture as a short name: equal for two models whose weights can stand in for each other."""
     shapes = ";".join(f"{name}:{tuple(value.shape)}" for name, value in plain_parameters(policy.model))
     return hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
+
+
+def read_policy(config: TrainConfig, opened: Opened, device: torch.device) -> Policy:
+    """The model that a run trains, as asked for or as its checkpoint says, dropout off; adapters are not on it yet.
+
+    Raises NovaError where the checkpoint is of another model.
+    """
+    policy = load(
+        model_source(config, opened, opened.state),
+        seed=config.seed,
+        dtype=config.dtype,
+        device=device,
+        gradient_checkpointing=config.micro.gradient_checkpointing,
+        attn=config.attn,
+    )
+    if opened.state is not None and opened.checkpoint is not None:
+        check_same_model(opened.state, config.model, policy, opened.checkpoint.path)
+    switch_dropout_off(policy.model)
+    return policy
 
 
 def check_same_model(state: Mapping[str, Any], asked: str, policy: Policy, where: Path) -> None:

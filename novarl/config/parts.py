@@ -203,8 +203,9 @@ class Micro(Node):
     max_tokens: Count = 2048
     """The most tokens in one forward and backward pass, counting once what neighbours share; 2048 suits the caches of a
     CPU, 16384 a GPU."""
-    logprob_chunk: Count = 1024
-    """Tokens whose logits exist at the same time; those of the last chunk wait for the backward pass."""
+    logprob_chunk: Count | None = None
+    """Tokens whose logits exist at the same time, those of the last chunk until the backward pass; null: as many as
+    have 256 MiB of them."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
 

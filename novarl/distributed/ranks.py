@@ -58,11 +58,6 @@ class Ranks:
             for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
-    def max_(self, tensor: torch.Tensor) -> None:
-        """The largest of the ranks' values, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-
     def gather(self, item: T) -> list[T]:
         """Every rank's `item`, in rank order, on every rank."""
         if self.size == 1:

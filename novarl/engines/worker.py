@@ -1,15 +1,16 @@
 """A part of a run in a process of its own: `python -m novarl.engines.worker`, spoken to through one socket.
 
-`Worker(make, *args)` starts the process, which calls `make(*args)` there and keeps what it returns; `call(name, *args)`
-then runs one method of it. The process is a fresh interpreter, not a fork: a fork after torch has started its threads
-would hang. It is no part of the terminal's process group, so Ctrl-C is the parent's to obey, and it ends itself the
-moment the parent is gone, whatever it is doing; the parent knows at once when it is gone. Weights do not pass through
-the socket but through memory that both see (`SharedWeights`).
+`Worker(...)` starts the process; `make(function, *args)` calls `function(*args)` there and keeps what it returns;
+`call(name, *args)` then runs one method of it. The process is a fresh interpreter, not a fork: a fork after torch has
+started its threads would hang. It is no part of the terminal's process group, so Ctrl-C is the parent's to obey, and it
+ends itself the moment the parent is gone, whatever it is doing; the parent knows at once when it is gone. Weights do
+not pass through the socket but through memory that both see (`SharedWeights`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
 import queue
@@ -24,6 +25,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+from novarl.core import collector
 from novarl.core.errors import NovaError
 
 GRACE = 2.0
@@ -37,22 +39,21 @@ class Worker:
 
     what:    what the process does, as errors name it ("the sampling process")
     fix:     what a user can do where it is gone
+    imports: a module that it imports at once, while the parent has other things to do
     environ: variables that it has and the parent does not
 
     Errors, of every call: those that were raised there, with their traceback as a note, and NovaError where the process
-    ended. What `make` raises comes with the first call.
+    ended. What `make`'s function raises comes with the first call.
     """
 
-    def __init__(
-        self, make: Callable[..., Any], *args: Any, what: str, fix: str, environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, *, what: str, fix: str, imports: str = "", environ: Mapping[str, str] | None = None) -> None:
         self.what, self.fix = what, fix
         mine, theirs = socket.socketpair()
         # The child finds modules exactly where the parent does, in the same order.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "novarl.engines.worker", str(theirs.fileno()), what],
+                [sys.executable, "-m", "novarl.engines.worker", str(theirs.fileno()), what, imports],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": path, **(environ or {})},
                 pass_fds=(theirs.fileno(),),
@@ -61,8 +62,11 @@ class Worker:
         self._connection = Connection(mine.detach())
         self._end = weakref.finalize(self, _end, self.process, self._connection)
         self._made = False
+
+    def make(self, function: Callable[..., Any], *args: Any) -> None:
+        """What the process is for; to be said once, before the first call."""
         with contextlib.suppress(OSError):  # a process that is gone already says so at the first call
-            self._connection.send((make, args))
+            self._connection.send((function, args))
 
     def call(self, name: str, *args: Any) -> Any:
         """Run one method in the process, and wait for what it returns."""
@@ -108,13 +112,15 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
 class _Served:
     """The child's end: a thread reads, so that the end of the parent is noticed in the middle of a call."""
 
-    def __init__(self, connection: Connection, what: str) -> None:
-        self.connection, self.what = connection, what
+    def __init__(self, connection: Connection, what: str, imports: str) -> None:
+        self.connection, self.what, self.imports = connection, what, imports
         self.waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def serve(self) -> None:
         """Make the part, and run its methods, until told to stop."""
         threading.Thread(target=self._read, daemon=True).start()
+        if self.imports:
+            importlib.import_module(self.imports)
         part = self._made(self.waiting.get())
         try:
             while part is not None and (request := self.waiting.get()) is not None:
@@ -128,11 +134,12 @@ class _Served:
         if request is None:
             return None
         try:
-            make, args = pickle.loads(request)
-            part = make(*args)
+            function, args = pickle.loads(request)
+            part = function(*args)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the parent's to raise
             self.connection.send((False, _portable(error, self.what)))
             return None
+        collector.started()
         self.connection.send((True, None))
         return part
 
@@ -171,10 +178,11 @@ def _portable(error: Exception, what: str) -> Exception:
 
 def main() -> None:
     """Serve the socket whose number is the first argument."""
-    number, what = int(sys.argv[1]), sys.argv[2]
+    number, what, imports = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     os.set_inheritable(number, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _Served(Connection(number), what).serve()
+    with collector.resting():
+        _Served(Connection(number), what, imports).serve()
 
 
 if __name__ == "__main__":

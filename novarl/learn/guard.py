@@ -73,6 +73,5 @@ class _Saved:
     def forget(self, optimizer: Optimizer) -> None:
         """Put the moments back, as if the step had never been; the count of updates goes on."""
         done = optimizer.update
-        optimizer.adamw.state.clear()
         optimizer.load_state_dict(self.moments)
         optimizer.update = done

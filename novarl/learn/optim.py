@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from novarl.core.errors import NovaError
 
@@ -48,21 +49,19 @@ class OptimSettings:
 
 
 class Optimizer:
-    """AdamW over a model's trainable parameters, its state addressed by parameter name."""
+    """AdamW over a model's trainable parameters, its state addressed by parameter name.
+
+    It calls torch's function, not torch's class: that one imports torch's compiler, a second of every start.
+    """
 
     def __init__(self, model: nn.Module, settings: OptimSettings) -> None:
         self.settings = settings
         self.update = 0
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        decayed = [parameter for parameter in self.parameters.values() if parameter.ndim >= 2]
-        rest = [parameter for parameter in self.parameters.values() if parameter.ndim < 2]
-        self.adamw = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+        decayed = [name for name, parameter in self.parameters.items() if parameter.ndim >= 2]
+        rest = [name for name, parameter in self.parameters.items() if parameter.ndim < 2]
+        self.groups = ((decayed, settings.weight_decay), (rest, 0.0))
+        self.moments: dict[str, dict[str, Tensor]] = {}
 
     def gradients(self) -> list[Tensor]:
         """The gradient of every parameter, zeros where none arrived, in a fixed order."""
@@ -73,7 +72,8 @@ class Optimizer:
 
     def drop_gradients(self) -> None:
         """Forget what has been accumulated since the last step."""
-        self.adamw.zero_grad(set_to_none=True)
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def step(self) -> tuple[float, float]:
         """Clip, move the weights, forget the gradients; returns (gradient norm before clipping, learning rate).
@@ -91,19 +91,42 @@ class Optimizer:
         if self.settings.max_grad_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), self.settings.max_grad_norm, norm)
         rate = self.settings.rate(self.update)
-        for group in self.adamw.param_groups:
-            group["lr"] = rate
-        self.adamw.step()
+        self._adamw(rate)
         self.drop_gradients()
         self.update += 1
         return norm.item(), rate
 
+    @torch.no_grad()
+    def _adamw(self, rate: float) -> None:
+        for names, decay in self.groups:
+            parameters: list[Tensor] = [self.parameters[name] for name in names]
+            moments = [self.moments.get(name) or self._first(name) for name in names]
+            adamw(
+                parameters,
+                [parameter.grad for parameter in parameters if parameter.grad is not None],
+                [of["exp_avg"] for of in moments],
+                [of["exp_avg_sq"] for of in moments],
+                [],
+                [of["step"] for of in moments],
+                fused=True,
+                amsgrad=False,
+                beta1=self.settings.betas[0],
+                beta2=self.settings.betas[1],
+                lr=rate,
+                weight_decay=decay,
+                eps=self.settings.eps,
+                maximize=False,
+            )
+
+    def _first(self, name: str) -> dict[str, Tensor]:
+        parameter = self.parameters[name]
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        zeros = (torch.zeros_like(parameter, memory_format=torch.preserve_format) for _ in range(2))
+        self.moments[name] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (step, *zeros), strict=True))
+        return self.moments[name]
+
     def state_dict(self) -> dict[str, Any]:
-        moments = {
-            name: {key: value for key, value in self.adamw.state[parameter].items()}
-            for name, parameter in self.parameters.items()
-            if parameter in self.adamw.state
-        }
+        moments = {name: dict(self.moments[name]) for name in self.parameters if name in self.moments}
         return {"update": self.update, "moments": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,10 +137,11 @@ class Optimizer:
                 fix="use the model the run was started with",
             )
         self.update = int(state["update"])
-        for name, moments in state["moments"].items():
-            parameter = self.parameters[name]
-            # The step count too: the fused AdamW reads it where the weights are.
-            self.adamw.state[parameter] = {key: value.to(parameter.device) for key, value in moments.items()}
+        # The step count too: the fused AdamW reads it where the weights are.
+        self.moments = {
+            name: {key: value.to(self.parameters[name].device) for key, value in moments.items()}
+            for name, moments in state["moments"].items()
+        }
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ class Scorer:
 
     model: nn.Module
     temperature: float = 1.0
-    chunk: int = 1024
+    chunk: int | None = None
     layout: Layout = "auto"
     compute_dtype: torch.dtype = torch.float32
     adapters: bool = True

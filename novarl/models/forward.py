@@ -114,7 +114,7 @@ def token_logprobs(
     *,
     wanted: Tensor | None = None,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int | None = None,
     layout: Layout = "auto",
     compute_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,7 @@ def read_logprobs(
     *,
     wanted: Tensor | None = None,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The second half of `token_logprobs`, for whoever reads something else off the same hidden states [N, D]."""
     logp, entropy, _ = read_scores(model, hidden, batch, wanted=wanted, temperature=temperature, chunk=chunk)
@@ -152,7 +152,7 @@ def read_scores(
     *,
     wanted: Tensor | None = None,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`read_logprobs` and, at no further cost, the log-probability of the likeliest token in each place [N]."""
     predicted = batch.prev >= 0

@@ -17,7 +17,6 @@ def test_one_process_is_the_identity() -> None:
     assert (ranks.rank, ranks.size) == (0, 1)
     total = torch.tensor([1.0, 2.0])
     ranks.sum_(total)
-    ranks.max_(total)
     assert total.tolist() == [1.0, 2.0]
     assert ranks.gather("a") == ["a"] and ranks.from_first(3) == 3 and ranks.share([1, 2, 3]) == [1, 2, 3]
     ranks.wait()
@@ -39,12 +38,9 @@ def talk(ranks: Ranks) -> dict[str, Any]:
     strided = torch.zeros(2, 3).T
     strided += r + 1
     ranks.sum_(floats, matrix, double, count, strided)
-    high = torch.tensor([float(r), -float(r)])
-    ranks.max_(high)
     ranks.wait()
     return {
         "sums": [floats.tolist(), matrix.tolist(), double.item(), count.tolist(), strided.tolist()],
-        "max": high.tolist(),
         "gathered": ranks.gather({"rank": r}),
         "first": ranks.from_first(f"said by {r}"),
         "mine": ranks.share(list("abcde")),
@@ -57,7 +53,6 @@ def test_collectives() -> None:
     floats, matrix, double, count, strided = first["sums"]
     assert floats == [3.0, 20.0] and matrix == [[1.0, 1.0], [1.0, 1.0]] and count == [1, 10]
     assert double == pytest.approx(0.3, abs=1e-15) and strided == [[3.0, 3.0]] * 3
-    assert first["max"] == second["max"] == [1.0, 0.0]
     assert first["gathered"] == second["gathered"] == [{"rank": 0}, {"rank": 1}]
     assert first["first"] == second["first"] == "said by 0"
     assert (first["mine"], second["mine"]) == (list("ace"), list("bd"))

@@ -52,7 +52,9 @@ class Part:
 
 
 def worker(folder: object) -> Worker:
-    return Worker(Part, str(folder), what="the part", fix="start it again", environ={"MINE": "yes"})
+    worker = Worker(what="the part", fix="start it again", environ={"MINE": "yes"})
+    worker.make(Part, str(folder))
+    return worker
 
 
 def gone(pid: int) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from novarl.build import rl, stages
+from novarl.build import stages, weights
 from novarl.build.play import Play
 from novarl.build.sampling import Sampler
 from novarl.core.errors import NovaError
@@ -277,15 +277,15 @@ def masked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dropping(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = rl.load
+    loaded = weights.load
 
     def load(*args: Any, **options: Any) -> Policy:
         policy = noisy(loaded(*args, **options))
         policy.model.train()
         return policy
 
-    monkeypatch.setattr(rl, "load", load)
-    monkeypatch.setattr(rl, "switch_dropout_off", lambda model: None)
+    monkeypatch.setattr(weights, "load", load)
+    monkeypatch.setattr(weights, "switch_dropout_off", lambda model: None)
 
 
 @pytest.mark.parametrize(

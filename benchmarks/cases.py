@@ -21,7 +21,10 @@ from novarl.data.stream import Stream
 REQUEST = (8, 32, 64, 128)
 """Bytes of the prompts of requests, from the shortest to the longest."""
 EPOCH = 8
-"""Steps that the rows of a workload make."""
+"""Steps that the prompts of a workload make."""
+THRESHOLD = 1 << 16
+"""Bytes from which glibc maps an allocation for itself, so that a limit of the address space meets it: what is freed
+below that is kept for the next, where no limit reaches."""
 TEMPLATE = 3
 """Tokens that the chat template adds to a prompt: who speaks, its end, who speaks next. An answer's end is its own."""
 
@@ -147,7 +150,8 @@ class Offline:
     steps: int = 4
 
     def draw(self) -> list[dict[str, str]]:
-        return Rows(self.kind, EPOCH * self.batch, self.law).draw()
+        """As many rows as the steps learn from: one epoch."""
+        return Rows(self.kind, self.steps * self.batch, self.law).draw()
 
     def files(self, place: Place) -> tuple[Path, Path]:
         """The same rows for us and for TRL, there in the order in which our loop takes them."""
@@ -177,7 +181,7 @@ class Offline:
                 f"optim.lr={self.lr}",
             ]
 
-        return ours(self.kind, words, model=self.model, epoch=EPOCH if self.kind == "dpo" else 0)
+        return ours(self.kind, words, model=self.model, prepared=self.kind == "dpo")
 
     def floor(self, home: Path, run: Run, rates: Rates) -> dict[str, float]:
         """The least seconds of a step of rows as long as they are on average; a pair's prompt is counted once."""
@@ -231,6 +235,29 @@ def sampling(model: Shape, longest: int, *script: str, venv: str = "", count: in
         lengths, seconds = line["lengths"], line["seconds"]
         numbers = {"seconds": seconds, "tokens": float(sum(lengths)), "tokens_per_second": sum(lengths) / seconds}
         return Run(numbers, lengths, {"version": line["version"], "settings": settings})
+
+    return side
+
+
+def short_of_memory(case: Offline) -> Side:
+    """Supervised steps on one batch of `case`, each of which runs out of memory once, and some that always do."""
+
+    def side(place: Place) -> Run:
+        data, _ = case.files(place)
+        model = save_model(case.model, place.home)
+        place.out.mkdir(parents=True, exist_ok=True)
+        words = [f"model={model}", f"data={data}", f"eval.data={data}", "eval.n=1", f"seed={place.round}", "steps=1"]
+        words += [f"batch_size={case.batch}", f"optim.lr={case.lr}", "save_every=null"]
+        given, found = place.out / "given.json", place.out / "found.jsonl"
+        given.write_text(json.dumps({"words": words, "out": str(place.out)}))
+        command = [sys.executable, "-m", "benchmarks.memory", str(given), str(found)]
+        seen = place.run(["env", f"MALLOC_MMAP_THRESHOLD_={THRESHOLD}", *command], [found], ours=True)
+        ((_, line),) = seen.lines
+        injections = line["injections"]
+        numbers = {name: fmean(one[name] for one in injections) for name in ("failed", "ended", "told")}
+        numbers |= {"error": max(one["error"] for one in injections), "injections": float(len(injections))}
+        numbers["clear"] = fmean(found["clear"] for found in line["ten"].values())
+        return Run(numbers, [], {"version": line["version"], "said": line["ten"]["forward"]["said"]})
 
     return side
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 POLL = 0.01
+SHARE = 0.02
+"""Of a core, at most, goes into looking how much memory is held: dozens of processes take milliseconds to ask."""
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
@@ -43,6 +45,7 @@ def launch(
     in `taskset -c 0,1`; the clock starts after it."""
     out.mkdir(parents=True, exist_ok=True)
     pid_file = out / "pid"
+    pid_file.unlink(missing_ok=True)  # of an earlier run there
     script = f"echo $$ > {shlex.quote(str(pid_file))}; exec {shlex.join(command)}"
     readers = [_Reader(path) for path in diaries]
     with (out / "output.txt").open("w") as output:
@@ -51,11 +54,13 @@ def launch(
         while process.poll() is None and not (pid_file.exists() and pid_file.stat().st_size):
             time.sleep(POLL / 10)
         found = Timeline(time.time())
-        pid, stopped = int(pid_file.read_text()), False
+        pid, stopped, look = int(pid_file.read_text()), False, 0.0
         while (ended := process.poll()) is None:
             time.sleep(POLL)
             now = time.time()
-            found.memory.append((now, _resident(pid)))
+            if now >= look:
+                found.memory.append((now, _resident(pid)))
+                look = now + (time.time() - now) / SHARE
             fresh = [(now, line) for reader in readers for line in reader.fresh()]
             found.lines += fresh
             if until is not None and not stopped and any(until(line) for _, line in fresh):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
@@ -82,6 +83,8 @@ def section(name: str, record: Mapping[str, Any]) -> str:
 
 def _goal(name: str, found: Mapping[str, Any]) -> list[object]:
     said = f"{found['direction']} {found['goal']:.3g}"
+    if found.get("at_floor", math.inf) < found["goal"]:
+        said += f" ({found['at_floor']:.3g} at the floor)"
     if found["met"] is None:
         return [name, "-", "-", said, f"cannot be shown here: {found['why']}"]
     low, high = found["interval"]

@@ -62,12 +62,12 @@ def ours(
     *,
     model: Shape | str,
     lengths: bool = False,
-    epoch: int = 0,
+    prepared: bool = False,
 ) -> Side:
     """`novarl <kind> <words>` as a user would run it, read from its run directory.
 
-    What is computed of all rows before the first step, the reference's log-probabilities, is shared out among the
-    `epoch` steps that these rows make.
+    `prepared`: before the first step something is computed of all rows, the reference's log-probabilities. The steps
+    are then one epoch, and each holds its tokens' share of that.
     """
 
     def side(place: Place) -> Run:
@@ -90,8 +90,9 @@ def ours(
         ]
         seen = list(_answers(run_dir)) if lengths else []
         run = _summed(found, begun, steps, seen, {"words": [_short(word, place) for word in words(place)]})
-        if epoch:
-            run.numbers["reference"] = (ready - begun) / epoch
+        if prepared:
+            share = run.numbers["tokens"] / sum(step["tokens"] for step in steps)
+            run.numbers["reference"] = (ready - begun) * share
             run.numbers["seconds"] += run.numbers["reference"]
         return run
 

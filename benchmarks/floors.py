@@ -90,7 +90,7 @@ def measure(device: str) -> Rates:
             torch.accelerator.synchronize()
 
     def product(rows: int, dtype: torch.dtype) -> float:
-        left, right = torch.randn(rows, WIDTH).to(dtype), torch.randn(WIDTH, INNER).to(dtype)
+        left, right = torch.randn(rows, WIDTH).to(dtype), torch.randn(INNER, WIDTH).to(dtype).t()
         out, times = torch.empty(rows, INNER, dtype=dtype), max(1, ROWS // rows)  # fresh memory would cost page faults
         seconds = _best(lambda: [torch.mm(left, right, out=out) for _ in range(times)], wait)
         return 2 * rows * WIDTH * INNER * times / seconds / 1e9

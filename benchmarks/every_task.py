@@ -80,7 +80,7 @@ def train(*words: str) -> Mapping[str, Any]:
     from novarl.config.load import load
     from novarl.config.tree import RLConfig
 
-    quiet = ("log.console=false", "log.tensorboard=false", "log.rollouts_every=null", "save_every=null", "eval.n=1")
+    quiet = ("log.console=false", "log.tensorboard=false", "log.rollouts_every=null", "eval.n=1")
     return run_rl(load(RLConfig, overrides=[*words, *quiet, f"threads={os.environ.get('OMP_NUM_THREADS', 1)}"]))
 
 
@@ -113,6 +113,7 @@ def run(home: Path, starts: Mapping[str, Path], pair: tuple[str, str]) -> dict[s
             f"steps={STEPS}",
             f"prompts_per_rollout={PROMPTS}",
             f"run_dir={folder}",
+            "save_every=null",
         )
     except NovaError as refused:
         found["trouble"] = f"refused: {refused}"

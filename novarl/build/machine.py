@@ -19,6 +19,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """glibc's numbers for what `mallopt` sets: free bytes at the end of the heap that go back to the system, and from what
 size on a block is the system's own."""
 
+MAPPED = 32 << 20
+"""Bytes: what glibc raises the second number to by itself, at most."""
+
 
 def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ranks]:
     """Settle the device, the number of threads and torch's own generator; join torchrun's other processes, if any."""
@@ -35,12 +38,13 @@ def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ra
 def keep_freed_memory() -> None:
     """Let freed tensors be used again without asking the system, where the C library is glibc.
 
-    By default it gives every large block back at once, and the system zeroes each page anew at its next touch: a
-    tenth of the time of sampling and a thirtieth of learning on two cores.
+    By default it gives the end of its heap back at once, and the system zeroes each page anew at its next touch: up to
+    a tenth of the time of sampling and a thirtieth of learning on two cores. Blocks above `MAPPED` still go back, since
+    kept ones fit only what is a little smaller, and large ones would pile up.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(M_MMAP_THRESHOLD, MAPPED)
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 

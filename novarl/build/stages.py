@@ -91,6 +91,7 @@ def objective(config: RLConfig, plan: RLPlan) -> Objective:
         kl_corrected=config.kl.corrected,
         entropy_coef=row.entropy_coef,
         correction=correction,
+        proportional=not is_own(row.surrogate),
         by_sequence=frozenset(
             name
             for name, whole in (

@@ -27,7 +27,8 @@ class Objective:
     """loss = sum_t w_t * (c_t * surrogate_t + kl_loss_coef * KL_t - entropy_coef * H_t)
 
     with w from the aggregation and c the off-policy correction, 1 where there is none. What is named in `by_sequence`
-    ("surrogate", "correction") takes the keyword `sequence`, the trajectory of each token, too.
+    ("surrogate", "correction") takes the keyword `sequence`, the trajectory of each token, too. `proportional`: where
+    an advantage is 0, so is the surrogate's gradient.
     """
 
     surrogate: Surrogate
@@ -39,6 +40,12 @@ class Objective:
     entropy_coef: float = 0.0
     correction: Correction | None = None
     by_sequence: frozenset[str] = frozenset()
+    proportional: bool = False
+
+    @property
+    def follows_advantage(self) -> bool:
+        """Whether nothing but advantages moves the policy: without them there is no gradient."""
+        return self.proportional and not self.kl_loss_coef and not self.entropy_coef
 
     def losses(
         self, part: Batch, logp: Tensor, entropy: Tensor, *, scores: Scores, advantage: Tensor

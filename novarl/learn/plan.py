@@ -28,15 +28,22 @@ def per_trajectory(batch: Batch, per_token: Tensor) -> Tensor:
     return chosen.new_zeros(batch.reward.numel()).index_add(0, trajectory_of_tokens(batch), chosen)
 
 
-def plan(batch: Batch, ranks: Ranks, budget: int) -> list[list[int]]:
+def plan(batch: Batch, ranks: Ranks, budget: int, *, apart: Tensor | None = None) -> list[list[int]]:
     """This rank's micro-batches, as lists of trajectories of at most `budget` tokens each.
 
     What counts are the tokens that are computed: neighbours that begin alike stay together, and what they share counts
     once (`models.prefix`), unless together they exceed the budget or one rank's part of the work. Trajectories without
-    a trained token (baselines, failed ones) cost nothing and are left out.
+    a trained token (baselines, failed ones) cost nothing and are left out. Those of `apart` [R] bool come last, in
+    micro-batches of their own.
     """
     chosen = torch.zeros(batch.reward.numel(), dtype=torch.bool)
     chosen[trajectory_of_tokens(batch)[batch.mask]] = True
+    if apart is None:
+        return _plan(batch, chosen, ranks, budget)
+    return _plan(batch, chosen & ~apart, ranks, budget) + _plan(batch, chosen & apart, ranks, budget)
+
+
+def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int) -> list[list[int]]:
     wanted = chosen.nonzero().flatten().tolist()
     if not wanted:
         return []

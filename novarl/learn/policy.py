@@ -94,6 +94,7 @@ class PolicyLearner:
             budget=self.budget,
             device=self.scorer.device,
             splits=self.scorer.splits,
+            apart=self._at_rest(batch, credit.advantage),
         )
         self.ranks.sum_(before)
         old = before if scores.old_logp is None else scores.old_logp
@@ -102,6 +103,19 @@ class PolicyLearner:
             weights = self.objective.weight(batch, old)
             record["effective_sample_size"] = off_policy.effective_sample_size(weights, batch.mask).item()
         return ledger.reduce(self.ranks) | record | self._move(batch, before)
+
+    @property
+    def _follows_advantage(self) -> bool:
+        return self.objective.follows_advantage and self.value is None
+
+    def _at_rest(self, batch: Batch, advantage: Tensor) -> Tensor | None:
+        """The trajectories [R] that have no gradient, such as a group whose answers are all right: they are only looked
+        at, which is a third of the work. None where there are none, or where something else than advantages counts."""
+        if not self._follows_advantage:
+            return None
+        pulls = torch.zeros(batch.reward.numel(), dtype=torch.bool)
+        pulls[trajectory_of_tokens(batch)[batch.mask & (advantage != 0)]] = True
+        return None if pulls.all() else ~pulls
 
     def _backward(
         self, part: Batch, index: Tensor, *, weight: Tensor, scores: Scores, credit: Credit, ledger: Ledger
@@ -113,15 +127,18 @@ class PolicyLearner:
             return None if column is None else column[index].to(device)
 
         weight, advantage = weight[index].to(device), credit.advantage[index].to(device)
-        hidden = self.scorer.hidden(part)
-        logp, entropy = self.scorer.read(part, hidden)
-        here = Scores(old_logp=local(scores.old_logp), ref_logp=local(scores.ref_logp))
-        losses, stats = self.objective.losses(part, logp, entropy, scores=here, advantage=advantage)
-        sums = {name: (loss * weight).sum() for name, loss in losses.items()}
-        total = torch.stack([self.objective.coefficient(name) * value for name, value in sums.items()]).sum()
-        if self.value is not None:
-            total = total + self._value(part, hidden, local(scores.values), local(credit.returns), weight, ledger)
-        total.backward()
+        at_rest = self._follows_advantage and not advantage[part.mask].any()
+        with torch.set_grad_enabled(not at_rest):
+            hidden = self.scorer.hidden(part)
+            logp, entropy = self.scorer.read(part, hidden)
+            here = Scores(old_logp=local(scores.old_logp), ref_logp=local(scores.ref_logp))
+            losses, stats = self.objective.losses(part, logp, entropy, scores=here, advantage=advantage)
+            sums = {name: (loss * weight).sum() for name, loss in losses.items()}
+            total = torch.stack([self.objective.coefficient(name) * value for name, value in sums.items()]).sum()
+            if self.value is not None:
+                total = total + self._value(part, hidden, local(scores.values), local(credit.returns), weight, ledger)
+        if not at_rest:
+            total.backward()
         self._report(part, ledger, logp=logp.detach(), entropy=entropy.detach(), sums=sums, stats=stats, scores=here)
         ledger.sum("total_loss", total)
         ledger.sum("policy_objective", (stats["ratio"] * advantage * weight).sum())

@@ -28,7 +28,7 @@ from novarl.observe.front import draw_front
 
 Records = list[dict[str, Any]]
 
-PLANT = ("optim.lr=3e-4", "optim.betas=[0.5,0.95]", "rollout.max_batch=128")
+PLANT = ("optim.lr=3e-4", "optim.betas=[0.5,0.95]")
 """Of every run. With one update a step, Adam's usual momentum of 0.9 is a delay of ten steps between a coefficient and
 what it does."""
 TARGET, BAND, STEPS, SETTLED = 0.1, 1.5, 100, 50

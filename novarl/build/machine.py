@@ -38,9 +38,8 @@ def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ra
 def keep_freed_memory() -> None:
     """Let freed tensors be used again without asking the system, where the C library is glibc.
 
-    By default it gives the end of its heap back at once, and the system zeroes each page anew at its next touch: up to
-    a tenth of the time of sampling and a thirtieth of learning on two cores. Blocks above `MAPPED` still go back, since
-    kept ones fit only what is a little smaller, and large ones would pile up.
+    By default it gives the end of its heap back at once, and the system zeroes each page anew at its next touch. Blocks
+    above `MAPPED` still go back, since kept ones fit only what is a little smaller, and large ones would pile up.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:

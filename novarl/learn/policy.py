@@ -212,6 +212,8 @@ class PolicyLearner:
         probe = self._probe(batch)
         part, index = piece(batch, probe, torch.device("cpu"))
         after, mask = self.scorer.logprobs(part, self.ranks, self.budget), part.mask
+        if not mask.any():
+            return {}
         moved = KL_ESTIMATORS["k3"](before[index], after)[mask].double()
         record = {"kl": moved.mean().item()}
         if self.reference is None:  # the nearest thing to a reference is the policy before the update

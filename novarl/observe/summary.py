@@ -42,7 +42,7 @@ def render_summary(summary: Mapping[str, Any]) -> str:
         lines += _scores({name: summary.get(name) for name in ("before", "after")})
     if "seconds" in summary:
         lines.append(f"Total time: {summary['seconds']:.2f} seconds")
-    if "steps" in summary:
+    if "steps" in summary and summary.get("command") != "eval":
         lines.append(f"Total steps: {summary['steps']}")
     if rows := summary.get("rows"):
         ordered = sorted(rows.items(), key=lambda row: ROWS.index(row[0]) if row[0] in ROWS else len(ROWS))

@@ -273,7 +273,8 @@ def test_a_minibatch_without_a_trained_token() -> None:
     batch = replace(batch, mask=torch.zeros_like(batch.mask))
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
     found = simple(policy.model).update(batch, Scores(), Credit(advantage=torch.zeros_like(batch.behavior_logp)))
-    assert found["grad_norm"] == 0.0 and "entropy" not in found
+    assert found["grad_norm"] == 0.0 and "entropy" not in found and "kl" not in found
+    assert not any(value != value for value in found.values()), found
     assert all(torch.equal(one, two) for one, two in zip(before, policy.model.parameters(), strict=True))
 
 

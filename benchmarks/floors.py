@@ -1,10 +1,10 @@
 """What the machine can do, and the least time a workload could take on it: `python -m benchmarks.floors cpu`.
 
-FLOPs, a multiplication and an addition counting as two; N are the weights in the layers' matrices, V D those of the
-head, L the layers, A the width of all query heads together, T the tokens that pass through the layers, H those that
-need the head, and `pairs` the (query, key) pairs of causal attention:
+FLOPs, a multiplication and an addition counting as two; N are the weights in the layers' matrices, M those of the last
+layer that follow its attention, V D those of the head, L the layers, A the width of all query heads together, T the
+tokens that pass through the layers, H those that need the head, and `pairs` the (query, key) pairs of causal attention:
 
-    forward   2 (N T + V D H) + 4 L A pairs
+    forward   2 ((N - M) T + (M + V D) H) + 4 L A pairs
     training  3 times that
 
 A prompt is counted once for each group of answers, in sampling and in training, which both allow. The floor is training
@@ -43,6 +43,7 @@ class Size:
 
     layers: int
     stack: int
+    last: int
     head: int
     attention: int
 
@@ -51,13 +52,17 @@ class Size:
         shape: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
         hidden, size = shape["hidden_size"], shape["head_dim"]
         query, key = shape["num_attention_heads"] * size, shape["num_key_value_heads"] * size
-        layer = hidden * (2 * query + 2 * key) + 3 * hidden * shape["intermediate_size"]
+        last = hidden * query + 3 * hidden * shape["intermediate_size"]
+        layer = hidden * (query + 2 * key) + last
         layers = shape["num_hidden_layers"]
-        return cls(layers, layers * layer, shape["vocab_size"] * hidden, query)
+        return cls(layers, layers * layer, last, shape["vocab_size"] * hidden, query)
 
     def forward(self, tokens: float, headed: float, pairs: float) -> float:
         """FLOPs of a forward pass."""
-        return 2 * (self.stack * tokens + self.head * headed) + 4 * self.layers * self.attention * pairs
+        return (
+            2 * ((self.stack - self.last) * tokens + (self.last + self.head) * headed)
+            + 4 * self.layers * self.attention * pairs
+        )
 
 
 def grouped(size: Size, prompt: int, groups: int, answers: Sequence[float]) -> tuple[float, float, float]:

@@ -87,7 +87,8 @@ class Batch:
         if arrivals:
             self._regroup()
         position = torch.from_numpy(self._state["length"][: len(self)]).to(self._runner.device)
-        return self._accept(choose(torch.cat(logits), self._parameters, position), version)
+        every = logits[0] if len(logits) == 1 else torch.cat(logits)  # which copies even one
+        return self._accept(choose(every, self._parameters, position), version)
 
     def drop_cancelled(self) -> None:
         """Let go of the rows whose requests nobody waits for any more."""

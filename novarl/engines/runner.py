@@ -26,6 +26,10 @@ from novarl.models.kv_cache import KVCache, attention_mask, extent, round_up
 ROWS = 4
 """Matrix products get a multiple of this many rows: from 4 on, in steps of 4, a row's product has the same bits."""
 
+COLUMNS, BLOCK = 16, 2048
+"""The head's product on a CPU: rows in a multiple of the one, tokens of the vocabulary in blocks of the other, whose
+logits a core's cache holds until they are transposed."""
+
 PREFILL_TOKENS = 2048
 """Prompts are prefilled together up to this many tokens, padding included; a longer prompt goes alone."""
 
@@ -145,7 +149,11 @@ class ModelRunner:
         """hidden [B, D] to logits [B, V], in the dtype of the head's weight as in the learner, whatever the layers ran
         in: rounding logits to 16 bits is what would drive the two apart."""
         weight, bias = head(self.model)
-        return nn.functional.linear(hidden.to(weight.dtype), weight, bias)
+        hidden = hidden.to(weight.dtype)
+        if weight.device.type != "cpu" or len(weight) < BLOCK:
+            return nn.functional.linear(hidden, weight, bias)
+        logits = _blockwise(hidden, weight)
+        return logits if bias is None else logits.add_(bias)
 
     def _sampling(self) -> AbstractContextManager[None]:
         """What the forward pass of sampling runs in; the lean one knows no dropout."""
@@ -231,6 +239,18 @@ class _Masks:
                 mask = torch.zeros(mask.shape, dtype=self.additive, device=mask.device).masked_fill(~mask, lowest)
             masks[name] = mask
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _blockwise(hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden [B, D] @ weight.T on a CPU, a block of the vocabulary at a time with the weights on the left: for 64 rows
+    of 32,768 logits it takes three quarters of the time. Rows are padded to COLUMNS, so that their bits stay theirs."""
+    count = len(hidden)
+    columns = hidden.new_zeros(hidden.shape[1], round_up(count, COLUMNS))
+    columns[:, :count] = hidden.t()
+    logits = hidden.new_empty(count, len(weight))
+    for part, block in zip(logits.split(BLOCK, 1), weight.split(BLOCK), strict=True):
+        part.copy_((block @ columns)[:, :count].t())
+    return logits
 
 
 def _leaders(

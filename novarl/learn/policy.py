@@ -24,6 +24,7 @@ from novarl.learn.objective import KL_ESTIMATORS, Objective
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
 from novarl.learn.plan import per_trajectory, piece, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
+from novarl.models.forward import predicted
 
 PROBE_TOKENS = 256
 """Tokens of the minibatch, at least, on which an update's own move is measured; a guard measures all of them."""
@@ -130,7 +131,7 @@ class PolicyLearner:
         at_rest = self._follows_advantage and not advantage[part.mask].any()
         with torch.set_grad_enabled(not at_rest):
             hidden = self.scorer.hidden(part)
-            logp, entropy = self.scorer.read(part, hidden)
+            logp, entropy, _ = self.scorer.read(part, hidden)
             here = Scores(old_logp=local(scores.old_logp), ref_logp=local(scores.ref_logp))
             losses, stats = self.objective.losses(part, logp, entropy, scores=here, advantage=advantage)
             sums = {name: (loss * weight).sum() for name, loss in losses.items()}
@@ -150,8 +151,8 @@ class PolicyLearner:
         """The shared trunk's value loss, by the policy's own token weights."""
         assert self.value is not None and old is not None and returns is not None
         head = self.value.head
-        states = hidden[part.prev.clamp(min=0)].to(next(head.parameters()).dtype)
-        values = head(states).squeeze(-1)
+        read = head(hidden.to(next(head.parameters()).dtype)).squeeze(-1)
+        values = read.new_zeros(part.mask.shape).index_copy(0, predicted(part, part.mask), read)
         losses, stats = value_loss(values, old, returns, part.mask, clip=self.value.clip)
         ledger.mean("value_loss", losses[part.mask])
         ledger.mean("value_mean", values[part.mask])

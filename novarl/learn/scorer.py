@@ -13,7 +13,7 @@ from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
 from novarl.learn.fitting import Splits, fitting
 from novarl.learn.plan import piece, plan
-from novarl.models.forward import Layout, hidden_states, read_logprobs
+from novarl.models.forward import Layout, hidden_states, predicted, read_scores
 from novarl.models.lora import without_adapters
 
 
@@ -36,24 +36,27 @@ class Scorer:
         return next(self.model.parameters()).device
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.read(batch, self.hidden(batch))
+        logp, entropy, _ = self.read(batch, self.hidden(batch))
+        return logp, entropy
 
     def hidden(self, batch: Batch) -> Tensor:
-        """Hidden states [N, D] after the last norm."""
+        """Hidden states [M, D] after the last norm, where the M trained tokens are predicted."""
         with nullcontext() if self.adapters else without_adapters(self.model):
             return hidden_states(
                 self.model,
                 batch.tokens,
                 batch.position_ids,
                 batch.cu_seqlens,
+                places=batch.prev[predicted(batch, batch.mask)],
                 layout=self.layout,
                 compute_dtype=self.compute_dtype,
             )
 
-    def read(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """(log-probability, entropy) [N] of the trained tokens, from the batch's hidden states."""
-        wanted = batch.mask.nonzero().flatten()
-        return read_logprobs(self.model, hidden, batch, wanted=wanted, temperature=self.temperature, chunk=self.chunk)
+    def read(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(log-probability, entropy, log-probability of the likeliest token), each [N], of the trained tokens, from the
+        batch's hidden states."""
+        index = predicted(batch, batch.mask)
+        return read_scores(self.model, hidden, batch, index, temperature=self.temperature, chunk=self.chunk)
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, ranks: Ranks, budget: int) -> Tensor:

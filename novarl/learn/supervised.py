@@ -14,7 +14,6 @@ from novarl.learn.accumulate import accumulate
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings
 from novarl.learn.scorer import Scorer
-from novarl.models.forward import read_scores
 
 _LARGEST = 700.0
 """Nats whose exponential is still a float."""
@@ -53,14 +52,7 @@ class SupervisedLearner:
 
     def _backward(self, part: Batch, count: int, ledger: Ledger) -> None:
         """Add one micro-batch's gradient."""
-        logp, entropy, best = read_scores(
-            self.scorer.model,
-            self.scorer.hidden(part),
-            part,
-            wanted=part.mask,
-            temperature=self.scorer.temperature,
-            chunk=self.scorer.chunk,
-        )
+        logp, entropy, best = self.scorer.read(part, self.scorer.hidden(part))
         loss = -(logp * part.mask).sum() / count
         loss.backward()
         ledger.sum("loss", loss)

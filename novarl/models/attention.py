@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from novarl.core.errors import NovaError
 from novarl.models.prefix import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -32,6 +32,11 @@ Kernel = Literal["sdpa", "flash", "eager"]
 
 CALL = 4096
 """What one more call of attention costs, in pairs of a query and a key (measured on the CPU: 0.15 ms, 40 ns a pair)."""
+
+
+CUT = 256
+"""Queries that go through PyTorch's CPU kernel together. It computes what a mask hides, and under its causal rule whole
+blocks of 512 keys; with fewer queries at a time, each piece over the keys up to its end, less of it is hidden."""
 
 
 def choose_kernel(attn: str, device: torch.device, compute_dtype: torch.dtype) -> Kernel:
@@ -177,11 +182,45 @@ def packed_attention(
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, scale: float | None, eager: bool
 ) -> Tensor:
+    """Queries at the end of their keys, causal; `mask`, where there are more keys than queries, says just that."""
     if eager:
         return plain_attention(query, key, value, mask, scale=scale)
+    bounds = _cuts(query.size(2), query.device, causal=mask is None)
+    if len(bounds) > 2:
+        return _piecewise(query, key, value, mask, bounds, scale=scale)
     if mask is None:
         return causal_attention(query, key, value, scale=scale)
     return masked_attention(query, key, value, mask, scale=scale)
+
+
+def _cuts(length: int, device: torch.device, *, causal: bool) -> list[int]:
+    """Where to cut `length` queries, from 0 to `length`: nowhere if it does not pay. (Measured forward and backward,
+    heads of 32: 0.67 of the time for 1,400 queries under a mask, 0.85 for 512 causal ones, nothing beyond 900.)"""
+    if device.type != "cpu" or (causal and length > 3 * CUT):
+        return [0, length]
+    return [*range(0, length - CUT // 3, CUT), length] if length > CUT else [0, length]
+
+
+def _piecewise(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bounds: Sequence[int], *, scale: float | None
+) -> Tensor:
+    """The same from cut to cut, each piece of the queries over the keys up to its end."""
+    before = key.size(2) - query.size(2)
+    found = []
+    for part, (start, end) in zip(query.split(list(_sizes(bounds)), dim=2), pairwise(bounds), strict=True):
+        keys, values = key[:, :, : before + end], value[:, :, : before + end]
+        if mask is not None:
+            found.append(masked_attention(part, keys, values, mask[start:end, : before + end], scale=scale))
+        elif start == 0:
+            found.append(causal_attention(part, keys, values, scale=scale))
+        else:
+            past = torch.ones(end - start, end, dtype=torch.bool, device=query.device).tril(start)
+            found.append(masked_attention(part, keys, values, past, scale=scale))
+    return torch.cat(found, dim=2)
+
+
+def _sizes(bounds: Sequence[int]) -> Iterator[int]:
+    return (end - start for start, end in pairwise(bounds))
 
 
 def _alone(
@@ -275,7 +314,7 @@ def _shared(group: Group, device: torch.device) -> Shared:
     calls: list[Padded] = []
     order = torch.empty(sum(rests), dtype=torch.int64)
     done = 0
-    for members in _calls(prefix, rests):
+    for members in _calls(prefix, rests, device):
         length = rests[members[-1]]
         within = torch.arange(length)
         rows = begins[members, None] + within
@@ -287,15 +326,16 @@ def _shared(group: Group, device: torch.device) -> Shared:
     return Shared(prefix, sum(rests), tuple(calls), order.to(device))
 
 
-def _calls(prefix: int, rests: Sequence[int]) -> list[list[int]]:
+def _calls(prefix: int, rests: Sequence[int], device: torch.device) -> list[list[int]]:
     """Which rests are computed together, each list from its shortest to its longest: the cut of the sorted rests with
     the least of pairs, padding included, and `CALL` for every call. Empty rests are left out."""
     order = sorted((index for index, rest in enumerate(rests) if rest > 0), key=lambda index: rests[index])
     best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(order) + 1):
-        length = rests[order[end - 1]]
-        pairs = length * (prefix + length)
-        best.append(min((best[begin][0] + (end - begin) * pairs + CALL, begin) for begin in range(end)))
+        pieces = _cuts(rests[order[end - 1]], device, causal=False)
+        pairs = sum((stop - start) * (prefix + stop) for start, stop in pairwise(pieces))
+        call = CALL * (len(pieces) - 1)
+        best.append(min((best[begin][0] + (end - begin) * pairs + call, begin) for begin in range(end)))
     cuts: list[list[int]] = []
     end = len(order)
     while end > 0:

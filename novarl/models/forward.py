@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -79,14 +79,16 @@ def hidden_states(
     position_ids: Tensor,
     cu_seqlens: Tensor,
     *,
+    places: Tensor | None = None,
     layout: Layout = "auto",
     compute_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Hidden states [N, D] after the final norm, for tokens [N] of sequences that begin and end at cu_seqlens [S + 1].
 
-    `hidden[t]` has seen the tokens of its own sequence up to and including t. Sequences may be empty. The result has
-    the dtype of the head's weight. Raises NovaError where "packed" or "shared" is asked of a model that cannot pack,
-    and ValueError where cu_seqlens does not cut the axis.
+    `hidden[t]` has seen the tokens of its own sequence up to and including t. With `places` (int64 [M], 0 to N - 1)
+    the result is `hidden[places]` [M, D], and what nobody else would read is not computed. Sequences may be empty. The
+    result has the dtype of the head's weight. Raises NovaError where "packed" or "shared" is asked of a model that
+    cannot pack, and ValueError where cu_seqlens does not cut the axis.
     """
     bounds: list[int] = cu_seqlens.tolist()
     lengths = [end - start for start, end in pairwise(bounds)]
@@ -101,10 +103,10 @@ def hidden_states(
     if layout != "padded" and packs(model):
         forward = _packed if layout == "packed" else _sharing
     with autocast(tokens.device, compute_dtype):
-        if lengths:
-            hidden = forward(model, tokens, position_ids, lengths)
+        if lengths and (places is None or places.numel()):
+            hidden = forward(model, tokens, position_ids, lengths, places)
         else:  # a rank without work still takes part in the forward and backward pass of the others
-            hidden = forward(model, tokens.new_zeros(1), position_ids.new_zeros(1), [1])[:0]
+            hidden = forward(model, tokens.new_zeros(1), position_ids.new_zeros(1), [1], None)[:0]
     return hidden.to(head(model)[0].dtype)
 
 
@@ -125,88 +127,91 @@ def token_logprobs(
     `compute_dtype`, the head runs in the dtype of its weights: rounding logits to 16 bits is what would drive sampler
     and learner apart.
     """
+    index = predicted(batch, wanted)
     hidden = hidden_states(
-        model, batch.tokens, batch.position_ids, batch.cu_seqlens, layout=layout, compute_dtype=compute_dtype
+        model,
+        batch.tokens,
+        batch.position_ids,
+        batch.cu_seqlens,
+        places=batch.prev[index],
+        layout=layout,
+        compute_dtype=compute_dtype,
     )
-    return read_logprobs(model, hidden, batch, wanted=wanted, temperature=temperature, chunk=chunk)
-
-
-def read_logprobs(
-    model: nn.Module,
-    hidden: Tensor,
-    batch: Packed,
-    *,
-    wanted: Tensor | None = None,
-    temperature: float = 1.0,
-    chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The second half of `token_logprobs`, for whoever reads something else off the same hidden states [N, D]."""
-    logp, entropy, _ = read_scores(model, hidden, batch, wanted=wanted, temperature=temperature, chunk=chunk)
+    logp, entropy, _ = read_scores(model, hidden, batch, index, temperature=temperature, chunk=chunk)
     return logp, entropy
+
+
+def predicted(batch: Packed, wanted: Tensor | None = None) -> Tensor:
+    """Indices [M] of the tokens among `wanted` (indices, or a mask [N]; None: all) that a token stands before."""
+    possible = batch.prev >= 0
+    if wanted is None:
+        return possible.nonzero().flatten()
+    index = wanted.nonzero().flatten() if wanted.dtype == torch.bool else wanted
+    return index[possible[index]]
 
 
 def read_scores(
     model: nn.Module,
     hidden: Tensor,
     batch: Packed,
+    index: Tensor,
     *,
-    wanted: Tensor | None = None,
     temperature: float = 1.0,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`read_logprobs` and, at no further cost, the log-probability of the likeliest token in each place [N]."""
-    predicted = batch.prev >= 0
-    if wanted is None:
-        index = predicted.nonzero().flatten()
-    else:
-        index = wanted.nonzero().flatten() if wanted.dtype == torch.bool else wanted
-        index = index[predicted[index]]
+    """The second half of `token_logprobs`, for whoever reads something else off the same hidden states: `hidden` [M, D]
+    at `batch.prev[index]`. A third column, at no further cost, is the log-probability of the likeliest token there."""
     weight, bias = head(model)
-    columns = chunked_scores(
-        hidden.index_select(0, batch.prev[index]),
-        weight,
-        batch.tokens[index],
-        temperature=temperature,
-        chunk=chunk,
-        bias=bias,
-    )
+    columns = chunked_scores(hidden, weight, batch.tokens[index], temperature=temperature, chunk=chunk, bias=bias)
     zeros = columns[0].new_zeros(batch.tokens.shape)
     logp, entropy, best = (zeros.index_copy(0, index, column) for column in columns)
     return logp, entropy, best
 
 
-def _packed(model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int]) -> Tensor:
+def _packed(
+    model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int], places: Tensor | None
+) -> Tensor:
     """One row of N tokens, in which nothing is shared."""
-    return _row(model, tokens, position_ids, [Group(length) for length in lengths])
+    return _row(model, tokens, position_ids, [Group(length) for length in lengths], places)
 
 
-def _sharing(model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int]) -> Tensor:
+def _sharing(
+    model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int], places: Tensor | None
+) -> Tensor:
     """One row of the unique tokens, and its hidden states for every sequence that shares them."""
     groups = find_groups(tokens, position_ids, lengths)
     if not any(group.rests for group in groups):
-        return _row(model, tokens, position_ids, groups)
+        return _row(model, tokens, position_ids, groups, places)
     kept, spread = unique_places(groups, tokens.device)
-    return _row(model, tokens[kept], position_ids[kept], groups).index_select(0, spread)
+    return _row(model, tokens[kept], position_ids[kept], groups, spread if places is None else spread[places])
 
 
-def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Group]) -> Tensor:
-    """The packing travels as a keyword down to the attention, also when that is recomputed."""
+def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Group], places: Tensor | None) -> Tensor:
+    """The hidden states at `places` of one row. The packing travels as a keyword down to the attention, also when that
+    is recomputed."""
     packed = packing(groups, tokens.device, kernel_of(model))
     # A transformers model would build a mask [N, N]: a mask of four dimensions is passed on as it is, and this empty
     # one cannot be mistaken for a real one if a family loses the packing on the way.
-    mask = None if isinstance(model, Decoder) else torch.empty(0, 0, 0, 0, dtype=torch.bool, device=tokens.device)
+    arguments: dict[str, Any] = {"attention_mask": torch.empty(0, 0, 0, 0, dtype=torch.bool, device=tokens.device)}
+    if isinstance(model, Decoder):
+        arguments = {}
+        if places is not None:
+            keep, places = torch.unique(places, return_inverse=True)
+            arguments = {"keep": keep} if len(keep) < len(tokens) else {}
     output = backbone(model)(
         input_ids=tokens[None],
         position_ids=position_ids[None],
-        attention_mask=mask,
         use_cache=False,
         packed_sequences=packed,
+        **arguments,
     )
     hidden: Tensor = output.last_hidden_state[0]
-    return hidden
+    return hidden if places is None else hidden.index_select(0, places)
 
 
-def _padded(model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int]) -> Tensor:
+def _padded(
+    model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int], places: Tensor | None
+) -> Tensor:
     """A batch [S, T], padded on the right, and back. Padding lies in the future of every token, so none sees it."""
     width = torch.arange(max(lengths), device=tokens.device)
     real = width < torch.tensor(lengths, dtype=torch.int64, device=tokens.device)[:, None]
@@ -221,4 +226,4 @@ def _padded(model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: lis
         use_cache=False,
     )
     hidden: Tensor = output.last_hidden_state[real]
-    return hidden
+    return hidden if places is None else hidden.index_select(0, places)

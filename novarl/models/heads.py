@@ -96,9 +96,15 @@ def token_values(
     if positions.numel() and int(positions.min()) < 0:
         raise ValueError(f"nothing is read before a sequence: position {int(positions.min())}")
     hidden = hidden_states(
-        model.model, batch.tokens, batch.position_ids, batch.cu_seqlens, layout=layout, compute_dtype=compute_dtype
+        model.model,
+        batch.tokens,
+        batch.position_ids,
+        batch.cu_seqlens,
+        places=positions,
+        layout=layout,
+        compute_dtype=compute_dtype,
     )
-    values: Tensor = model.head(hidden[positions].to(model.head.weight.dtype))
+    values: Tensor = model.head(hidden.to(model.head.weight.dtype))
     return values.squeeze(-1)
 
 

@@ -157,6 +157,7 @@ class Attention(nn.Module):
         mask: Tensor | None,
         cache: Cache | None,
         packed: Packing | None,
+        keep: Tensor | None = None,
     ) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_dim)
         query = rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), cos, sin)
@@ -170,7 +171,7 @@ class Attention(nn.Module):
             mixed = masked_attention(query, key, value, mask)
         else:
             mixed = causal_attention(query, key, value)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return self.o_proj(_kept(mixed.transpose(1, 2), keep).flatten(2))
 
 
 class MLP(nn.Module):
@@ -205,9 +206,16 @@ class Layer(nn.Module):
         mask: Tensor | None,
         cache: Cache | None,
         packed: Packing | None,
+        keep: Tensor | None = None,
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask=mask, cache=cache, packed=packed)
+        """x [B, L, D] to the same, or to [B, K, D] where only the positions `keep` [K] are wanted."""
+        mixed = self.self_attn(self.input_layernorm(x), cos, sin, mask=mask, cache=cache, packed=packed, keep=keep)
+        x = _kept(x, keep) + mixed
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def _kept(x: Tensor, keep: Tensor | None) -> Tensor:
+    return x if keep is None else x.index_select(1, keep)
 
 
 class Backbone(nn.Module):
@@ -229,11 +237,14 @@ class Backbone(nn.Module):
         attention_mask: Tensor | None,
         past_key_values: Cache | None,
         packed_sequences: Packing | None,
+        keep: Tensor | None,
     ) -> DecoderOutput:
         x = self.embed_tokens(input_ids)
         cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
         kwargs: dict[str, Any] = {"mask": attention_mask, "cache": past_key_values, "packed": packed_sequences}
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, 1):
+            if keep is not None and number == len(self.layers):
+                kwargs["keep"] = keep
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, cos, sin, use_reentrant=False, **kwargs)
             else:
@@ -272,11 +283,14 @@ class Decoder(nn.Module):
         past_key_values: Cache | None = None,
         use_cache: bool = False,
         packed_sequences: Packing | None = None,
+        keep: Tensor | None = None,
     ) -> DecoderOutput:
         """Hidden states of `input_ids` [B, L]; see the module's docstring.
 
         `attention_mask` bool [B, 1, L, K] is True where a query may look; without one attention is causal.
         `packed_sequences` says which sequences lie on the flat axis of B = 1: each attends to itself alone.
+        `keep` int64 [K]: hidden states are wanted at these positions alone, [B, K, D]. The last layer then mixes values
+        and runs its MLP for no others, since nobody would read them.
         `use_cache` is Hugging Face's: here keys are kept exactly when `past_key_values` is given.
         """
         if use_cache and past_key_values is None:
@@ -287,6 +301,7 @@ class Decoder(nn.Module):
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             packed_sequences=packed_sequences,
+            keep=keep,
         )
 
     def get_output_embeddings(self) -> nn.Linear:

@@ -144,11 +144,12 @@ def test_a_missed_goal_is_said_so() -> None:
 
 
 def test_floor_of_a_step_by_hand() -> None:
-    size = Size(layers=1, stack=10, head=4, attention=2)
-    # one group, prompt of 2, answers of 1 and 3: pairs 3 + (2 + 1) + (6 + 6) = 18
+    size = Size(layers=1, stack=10, last=3, head=4, attention=2)
+    # one group, prompt of 2, answers of 1 and 3: pairs 3 + (2 + 1) + (6 + 6) = 18; 7 weights meet every token, 3 + 4
+    # those that are read
     found = floor_seconds(size, RATES, 2, 1, [1, 3])
-    prompts, decoding = 2 * (10 * 2 + 4 * 1) + 8 * 3, 2 * (10 * 4 + 4 * 4) + 8 * 15
-    learnt = 3 * (2 * (10 * 6 + 4 * 4) + 8 * 18)
+    prompts, decoding = 2 * (7 * 2 + 7 * 1) + 8 * 3, 2 * (7 * 4 + 7 * 4) + 8 * 15
+    learnt = 3 * (2 * (7 * 6 + 7 * 4) + 8 * 18)
     assert found["learn"] == pytest.approx(learnt / 100e9)
     assert found["generation"] == pytest.approx(prompts / 100e9 + max(decoding / 50e9, 3 * 4 * 14 / 40e9))
     assert grouped(size, 2, 1, [1, 3])[2] == learnt

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from novarl.core.types import Completion, Sampling
+from novarl.engines import runner
 from novarl.engines.local import LocalEngine, sample_all
 from novarl.models.load import Policy, load, save
 
@@ -68,3 +69,14 @@ def test_bits_do_not_depend_on_the_company(policy: Policy, tmp_path: Path, repro
     lengths = result.pop("lengths")
     assert len(set(lengths)) > 15, "rows must end at many different times, or nothing is compacted"
     assert result == dict.fromkeys(("again", "alone", "7 at a time", "16 at a time, backwards"), 0)
+
+
+def test_a_large_vocabulary_is_multiplied_by_blocks_to_the_same_bits(reproducible: None) -> None:
+    """Whatever the number of rows, and close to one product; the last block is a short one."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = 2 * runner.BLOCK + 70
+    weight, hidden = (torch.randn(count, 96, generator=generator) for count in (vocabulary, 40))
+    every = runner._blockwise(hidden, weight)
+    torch.testing.assert_close(every, hidden @ weight.T, rtol=1e-5, atol=1e-4)
+    for rows in (slice(0, 1), slice(3, 8), slice(5, 21), slice(0, 36)):
+        assert torch.equal(runner._blockwise(hidden[rows], weight), every[rows])

@@ -92,7 +92,7 @@ def on_the_row(change: Callable[[Tensor, list[Group]], Tensor]) -> Callable[[pyt
         monkeypatch.setattr(
             forward,
             "_row",
-            lambda model, tokens, at, groups: row(model, tokens, change(at, groups), groups),
+            lambda model, tokens, at, groups, places: row(model, tokens, change(at, groups), groups, places),
         )
 
     return plant
@@ -107,11 +107,11 @@ def later(at: Tensor, groups: list[Group]) -> Tensor:
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of what is shared comes from its first owner alone."""
 
-    def sharing(model: nn.Module, tokens: Tensor, at: Tensor, lengths: list[int]) -> Tensor:
-        hidden = honest(model, tokens, at, lengths)
+    def sharing(model: nn.Module, tokens: Tensor, at: Tensor, lengths: list[int], places: Tensor) -> Tensor:
+        hidden = honest(model, tokens, at, lengths, places)
         _, spread = unique_places(find_groups(tokens, at, lengths), tokens.device)
         seen: set[int] = set()
-        first = [place not in seen and not seen.add(place) for place in spread.tolist()]  # type: ignore[func-returns-value]
+        first = [place not in seen and not seen.add(place) for place in spread[places].tolist()]  # type: ignore[func-returns-value]
         return torch.where(torch.tensor(first)[:, None], hidden, hidden.detach())
 
     honest = forward._sharing

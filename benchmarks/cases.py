@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.floors import Rates, Size, floor_seconds, grouped
 from benchmarks.models import Shape, save_model
-from benchmarks.sides import PEERS, Place, Run, Side, ours, peer_python, trl
+from benchmarks.sides import PEERS, Place, Run, Side, our_python, ours, peer_python, trl
 from novarl.core.seeds import derive
 from novarl.data.stream import Stream
 
@@ -229,7 +229,7 @@ def sampling(model: Shape, longest: int, *script: str, venv: str = "", count: in
         }
         given, found = place.out / "requests.json", place.out / "found.jsonl"
         given.write_text(json.dumps(asked))
-        python = peer_python(venv) if venv else sys.executable
+        python = peer_python(venv) if venv else our_python()
         seen = place.run([python, *script, str(given), str(found)], [found], ours=not venv)
         ((_, line),) = seen.lines
         lengths, seconds = line["lengths"], line["seconds"]

@@ -74,7 +74,7 @@ def ours(
         folder = model if isinstance(model, str) else str(save_model(model, place.home))
         run_dir = place.out / "run"
         fixed = [f"model={folder}", f"run_dir={run_dir}", f"seed={place.round}", f"device={place.device}"]
-        command = [sys.executable, "-m", "novarl", kind, *fixed, "save_every=null", "eval.n=1", *words(place)]
+        command = [our_python(), "-m", "novarl", kind, *fixed, "save_every=null", "eval.n=1", *words(place)]
         found = place.run(command, [run_dir / "events.jsonl", run_dir / "metrics.jsonl"], ours=True)
         (begun,) = (time for time, line in found.lines if line.get("kind") == "start")
         (ready,) = (time for time, line in found.lines if line.get("kind") == "phase")
@@ -139,6 +139,13 @@ def trl(what: str, settings: Callable[[Place], Mapping[str, Any]], *, model: Sha
         return _summed(found, begun, steps, lengths, about)
 
     return side
+
+
+def our_python() -> str:
+    """The Python of the folder that PLAIN_VENV names, with what `pip install novarl` brings and no more; else this one.
+
+    transformers imports packages that happen to be there: what our tests need would count as our start."""
+    return str(Path(os.environ["PLAIN_VENV"]) / "bin" / "python") if "PLAIN_VENV" in os.environ else sys.executable
 
 
 def peer_python(name: str = "peers") -> str:

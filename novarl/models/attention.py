@@ -8,8 +8,9 @@ the masked kernel runs, whatever the mask says; only without one the causal kern
 from __future__ import annotations
 
 import importlib.util
+from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -33,6 +34,9 @@ Kernel = Literal["sdpa", "flash", "eager"]
 CALL = 4096
 """What one more call of attention costs, in pairs of a query and a key (measured on the CPU: 0.15 ms, 40 ns a pair)."""
 
+
+UNREAD = 64
+"""So many queries that nobody reads are worth leaving out of the last layer's attention."""
 
 CUT = 256
 """Queries that go through PyTorch's CPU kernel together. It computes what a mask hides, and under its causal rule whole
@@ -104,13 +108,31 @@ class Padded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Alone:
+    """Neighbours that share nothing: their lengths, and how many tokens at the start of each nobody reads."""
+
+    lengths: tuple[int, ...]
+    unread: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
 class Shared:
-    """How a group is computed: `prefix` tokens causally, then the calls; `order` [M] puts their rows in order again."""
+    """How a group is computed: `prefix` tokens causally, of which nobody reads the first `unread`, then the calls;
+    `order` [M] puts their rows in order again."""
 
     prefix: int
     rests: int
     calls: tuple[Padded, ...]
     order: Tensor
+    unread: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.rests
 
 
 class Ragged(NamedTuple):
@@ -128,11 +150,11 @@ class Ragged(NamedTuple):
 class Packing:
     """Sequences packed on one axis of `tokens` tokens; groups of them share a prefix, which is there once.
 
-    `steps` are, in order: the lengths of neighbours that share nothing, or a group that shares. Made once for a forward
-    pass (`packing`), used by every layer.
+    `steps` are, in order: neighbours that share nothing, or a group that shares. Made once for a forward pass
+    (`packing`), used by every layer.
     """
 
-    steps: tuple[tuple[int, ...] | Shared, ...]
+    steps: tuple[Alone | Shared, ...]
     sizes: tuple[int, ...]
     kernel: Kernel = "sdpa"
     ragged: Ragged | None = None
@@ -142,24 +164,43 @@ class Packing:
         return sum(self.sizes)
 
 
-def packing(groups: Sequence[Group], device: torch.device, kernel: Kernel = "sdpa") -> Packing:
-    """The attention of `groups` on their axis of unique tokens: for each its prefix, then its rests."""
+def packing(
+    groups: Sequence[Group], device: torch.device, kernel: Kernel = "sdpa", *, read: Tensor | None = None
+) -> Packing:
+    """The attention of `groups` on their axis of unique tokens: for each its prefix, then its rests. `read` (int64,
+    rising) are the places on it whose last hidden states anyone looks at; None: all of them."""
     if kernel == "flash":
         return Packing((), tuple(group.tokens for group in groups), kernel, _ragged(groups, device))
-    steps: list[tuple[int, ...] | Shared] = []
+    steps: list[Alone | Shared] = []
+    unread = iter(_unread(groups, read))
     for alone, members in groupby(groups, key=lambda group: not group.rests):
         if alone:
-            steps.append(tuple(group.prefix for group in members))
+            lengths = tuple(group.prefix for group in members)
+            steps.append(Alone(lengths, tuple(islice(unread, len(lengths)))))
         else:
-            steps += [_shared(group, device) for group in members]
-    sizes = tuple(step.prefix + step.rests if isinstance(step, Shared) else sum(step) for step in steps)
-    return Packing(tuple(steps), sizes, kernel)
+            steps += [_shared(group, next(unread), device) for group in members]
+    return Packing(tuple(steps), tuple(step.tokens for step in steps), kernel)
+
+
+def _unread(groups: Sequence[Group], read: Tensor | None) -> list[int]:
+    """How many tokens at the start of each group's prefix nobody reads."""
+    if read is None:
+        return [0] * len(groups)
+    places: list[int] = read.tolist()
+    begins = accumulate((group.tokens for group in groups), initial=0)
+    found = []
+    for begin, group in zip(begins, groups, strict=False):
+        next_read = bisect_left(places, begin)
+        until = places[next_read] if next_read < len(places) else begin + group.prefix
+        found.append(min(until - begin, group.prefix))
+    return found
 
 
 def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, packed: Packing, *, scale: float | None = None
+    query: Tensor, key: Tensor, value: Tensor, packed: Packing, *, scale: float | None = None, last: bool = False
 ) -> Tensor:
-    """Causal attention within each of the sequences packed on one axis: [1, H, N, D] with N == packed.tokens.
+    """Causal attention within each of the sequences packed on one axis: [1, H, N, D] with N == packed.tokens. `last`:
+    no layer follows, so that what nobody reads may be anything.
 
     No mask [N, N], and no work between sequences. The axis is cut by `split`, whose backward is one concatenation (that
     of slicing fills a full-size tensor for every slice).
@@ -171,9 +212,9 @@ def packed_attention(
     parts = zip(*(tensor.split(list(packed.sizes), dim=2) for tensor in (query, key, value)), strict=True)
     eager = packed.kernel == "eager"
     mixed = [
-        _group_attention(q, k, v, step, scale=scale, eager=eager)
+        _group_attention(q, k, v, step, scale=scale, eager=eager, last=last)
         if isinstance(step, Shared)
-        else _alone(q, k, v, step, scale=scale, eager=eager)
+        else _alone(q, k, v, step, scale=scale, eager=eager, last=last)
         for (q, k, v), step in zip(parts, packed.steps, strict=True)
     ]
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
@@ -182,15 +223,28 @@ def packed_attention(
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, scale: float | None, eager: bool
 ) -> Tensor:
-    """Queries at the end of their keys, causal; `mask`, where there are more keys than queries, says just that."""
+    """Causal attention of queries at the end of their keys; `mask` may be given, and says just that."""
+    length, before = query.size(2), key.size(2) - query.size(2)
+    bounds = _cuts(length, query.device, causal=before == 0)
+    if len(bounds) > 2 and not eager:
+        return _piecewise(query, key, value, mask, bounds, scale=scale)
+    if mask is None and before:
+        mask = torch.ones(length, before + length, dtype=torch.bool, device=query.device).tril(before)
     if eager:
         return plain_attention(query, key, value, mask, scale=scale)
-    bounds = _cuts(query.size(2), query.device, causal=mask is None)
-    if len(bounds) > 2:
-        return _piecewise(query, key, value, mask, bounds, scale=scale)
     if mask is None:
         return causal_attention(query, key, value, scale=scale)
     return masked_attention(query, key, value, mask, scale=scale)
+
+
+def _late(query: Tensor, key: Tensor, value: Tensor, unread: int, *, scale: float | None, eager: bool) -> Tensor:
+    """Causal attention of a sequence to itself, with 0 for its first `unread` queries where that is worth it."""
+    if unread < UNREAD:
+        return _attend(query, key, value, scale=scale, eager=eager)
+    mixed = query[:, :, unread:]
+    if mixed.size(2):
+        mixed = _attend(mixed, key, value, scale=scale, eager=eager)
+    return F.pad(mixed, (0, 0, unread, 0))
 
 
 def _cuts(length: int, device: torch.device, *, causal: bool) -> list[int]:
@@ -211,10 +265,10 @@ def _piecewise(
         keys, values = key[:, :, : before + end], value[:, :, : before + end]
         if mask is not None:
             found.append(masked_attention(part, keys, values, mask[start:end, : before + end], scale=scale))
-        elif start == 0:
+        elif before + start == 0:
             found.append(causal_attention(part, keys, values, scale=scale))
         else:
-            past = torch.ones(end - start, end, dtype=torch.bool, device=query.device).tril(start)
+            past = torch.ones(end - start, before + end, dtype=torch.bool, device=query.device).tril(before + start)
             found.append(masked_attention(part, keys, values, past, scale=scale))
     return torch.cat(found, dim=2)
 
@@ -224,23 +278,24 @@ def _sizes(bounds: Sequence[int]) -> Iterator[int]:
 
 
 def _alone(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], *, scale: float | None, eager: bool
+    query: Tensor, key: Tensor, value: Tensor, step: Alone, *, scale: float | None, eager: bool, last: bool
 ) -> Tensor:
     """One causal call a sequence; one for all, where they are equally long."""
-    if len(set(lengths)) == 1:
-        rows = (tensor[0].unflatten(1, (len(lengths), -1)).transpose(0, 1) for tensor in (query, key, value))
+    unread = step.unread if last else (0,) * len(step.lengths)
+    if len(set(step.lengths)) == 1 and max(unread) < UNREAD:
+        rows = (tensor[0].unflatten(1, (len(unread), -1)).transpose(0, 1) for tensor in (query, key, value))
         return _attend(*rows, scale=scale, eager=eager).transpose(0, 1).flatten(1, 2)[None]
-    parts = zip(*(tensor.split(list(lengths), dim=2) for tensor in (query, key, value)), strict=True)
-    return torch.cat([_attend(q, k, v, scale=scale, eager=eager) for q, k, v in parts], dim=2)
+    parts = zip(*(tensor.split(list(step.lengths), dim=2) for tensor in (query, key, value)), unread, strict=True)
+    return torch.cat([_late(q, k, v, skip, scale=scale, eager=eager) for q, k, v, skip in parts], dim=2)
 
 
 def _group_attention(
-    query: Tensor, key: Tensor, value: Tensor, group: Shared, *, scale: float | None, eager: bool
+    query: Tensor, key: Tensor, value: Tensor, group: Shared, *, scale: float | None, eager: bool, last: bool
 ) -> Tensor:
     """The prefix sees itself; each rest sees the prefix and itself."""
     parts = (tensor.split([group.prefix, group.rests], dim=2) for tensor in (query, key, value))
     (first, queries), (first_key, keys), (first_value, values) = parts
-    begun = _attend(first, first_key, first_value, scale=scale, eager=eager)
+    begun = _late(first, first_key, first_value, group.unread if last else 0, scale=scale, eager=eager)
     if not group.calls:  # sequences that are all alike to their end
         return begun
     found = [
@@ -307,7 +362,7 @@ def _behind(prefix: Tensor, tensor: Tensor, rows: Tensor) -> Tensor:
     return torch.cat([prefix.expand(len(rows), -1, -1, -1), _rows(tensor, rows)], dim=2)
 
 
-def _shared(group: Group, device: torch.device) -> Shared:
+def _shared(group: Group, unread: int, device: torch.device) -> Shared:
     """The calls that compute `group`."""
     prefix, rests = group
     begins = torch.tensor([0, *rests]).cumsum(0)
@@ -323,7 +378,7 @@ def _shared(group: Group, device: torch.device) -> Shared:
         done += real.numel()
         mask = torch.ones(length, prefix + length, dtype=torch.bool).tril(prefix)
         calls.append(Padded(rows.where(real, 0).to(device), mask.to(device)))
-    return Shared(prefix, sum(rests), tuple(calls), order.to(device))
+    return Shared(prefix, sum(rests), tuple(calls), order.to(device), unread)
 
 
 def _calls(prefix: int, rests: Sequence[int], device: torch.device) -> list[list[int]]:

@@ -189,21 +189,20 @@ def _sharing(
 def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Group], places: Tensor | None) -> Tensor:
     """The hidden states at `places` of one row. The packing travels as a keyword down to the attention, also when that
     is recomputed."""
-    packed = packing(groups, tokens.device, kernel_of(model))
+    keep = None
+    if isinstance(model, Decoder) and places is not None:
+        keep, places = torch.unique(places, return_inverse=True)
+        keep = keep if len(keep) < len(tokens) else None
     # A transformers model would build a mask [N, N]: a mask of four dimensions is passed on as it is, and this empty
     # one cannot be mistaken for a real one if a family loses the packing on the way.
-    arguments: dict[str, Any] = {"attention_mask": torch.empty(0, 0, 0, 0, dtype=torch.bool, device=tokens.device)}
-    if isinstance(model, Decoder):
-        arguments = {}
-        if places is not None:
-            keep, places = torch.unique(places, return_inverse=True)
-            arguments = {"keep": keep} if len(keep) < len(tokens) else {}
+    empty = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=tokens.device)
+    own: dict[str, Any] = {"keep": keep} if isinstance(model, Decoder) else {"attention_mask": empty}
     output = backbone(model)(
         input_ids=tokens[None],
         position_ids=position_ids[None],
         use_cache=False,
-        packed_sequences=packed,
-        **arguments,
+        packed_sequences=packing(groups, tokens.device, kernel_of(model), read=keep),
+        **own,
     )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden if places is None else hidden.index_select(0, places)

@@ -166,7 +166,7 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         if packed is not None:
-            mixed = packed_attention(query, key, value, packed)
+            mixed = packed_attention(query, key, value, packed, last=keep is not None)
         elif mask is not None:
             mixed = masked_attention(query, key, value, mask)
         else:

@@ -114,3 +114,34 @@ def test_long_queries_are_cut_and_see_no_future(monkeypatch: pytest.MonkeyPatch)
         342,
     ]
     assert attention._cuts(5000, CUDA, causal=False) == [0, 5000]
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_what_nobody_reads_is_left_out_of_the_last_layer(kernel: attention.Kernel) -> None:
+    """Of sequences alone, equally long and not, and of groups: what is read is the same, and so is its gradient."""
+    groups = [Group(100), Group(100), Group(30), Group(400), Group(90, (300, 12)), Group(200, (5,)), Group(70)]
+    begins = [0, 100, 200, 230, 630, 1032, 1237]
+    read = torch.tensor([
+        *range(80, 100), *range(165, 200), 205, *range(550, 630), 719, *range(720, 1032), *range(1232, 1237),
+    ])  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    tokens = sum(group.tokens for group in groups)
+    states = [
+        torch.randn(1, heads, tokens, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+        for heads in (4, 2, 2)
+    ]
+    upstream = torch.randn(1, 4, len(read), 8, generator=generator, dtype=torch.float64)
+
+    def through(*, last: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        mixed = packed_attention(*states, packing(groups, CPU, kernel, read=read), last=last)
+        return mixed, torch.autograd.grad(mixed[:, :, read], states, upstream)
+
+    (every, wanted), (some, found) = through(last=False), through(last=True)
+    torch.testing.assert_close(some[:, :, read], every[:, :, read], rtol=1e-10, atol=1e-12)
+    for ours, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-12)
+    left_out = (some == 0).all(dim=(0, 1, 3))
+    unread = {begin: attention._unread(groups, read)[number] for number, begin in enumerate(begins)}
+    assert unread == {0: 80, 100: 65, 200: 5, 230: 320, 630: 89, 1032: 200, 1237: 70}
+    assert left_out.sum() == sum(count for count in unread.values() if count >= attention.UNREAD)
+    assert not left_out[read].any()

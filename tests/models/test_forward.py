@@ -156,7 +156,7 @@ def test_positions_that_are_not_reset_are_caught(loaded, batch, oracle_gradients
 
 
 def test_attention_across_sequences_is_caught(loaded, batch, oracle_gradients, monkeypatch: pytest.MonkeyPatch) -> None:
-    def leaking(query: Tensor, key: Tensor, value: Tensor, lengths: object) -> Tensor:
+    def leaking(query: Tensor, key: Tensor, value: Tensor, lengths: object, *, last: bool) -> Tensor:
         return transformer.causal_attention(query, key, value)
 
     model = loaded("decoder", "float64").model

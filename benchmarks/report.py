@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": about["processor"],
         "cores": about["cores"],
-        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "threads": os.environ.get("OMP_NUM_THREADS", "2"),
         "python": about["python"],
         "torch": packages["torch"],
         "novarl": about["novarl"],

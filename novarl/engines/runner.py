@@ -242,8 +242,8 @@ class _Masks:
 
 
 def _blockwise(hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden [B, D] @ weight.T on a CPU, a block of the vocabulary at a time with the weights on the left: for 64 rows
-    of 32,768 logits it takes three quarters of the time. Rows are padded to COLUMNS, so that their bits stay theirs."""
+    """hidden [B, D] @ weight.T on a CPU, a block of the vocabulary at a time with the weights on the left, which is
+    faster for few rows and many tokens. Rows are padded to COLUMNS, so that their bits stay theirs."""
     count = len(hidden)
     columns = hidden.new_zeros(hidden.shape[1], round_up(count, COLUMNS))
     columns[:, :count] = hidden.t()

@@ -20,10 +20,10 @@ Each side runs in a process of its own, in turn with the others, from the same w
 and data order; the first step is left out except in W9. A value is a ratio of medians over the rounds, its interval a
 95 % bootstrap over rounds. Times are wall clock between steps, seen from outside. Memory is the most that process and
 children held in RAM, above what they held when training began. TRL runs without gradient checkpointing, in float32 and
-with sdpa. "best" is the fastest of the named ways to split its batch; those more than 10 % behind in the first round
-drop out. `MKL_CBWR`, which exact bits need, is set for us and not for it. Answers are noise of the model's length law;
-their lengths are shown. The commit under a section is that of our side; none: a working tree without one. From b6bed3c
-on we run, as the peers do, in a virtualenv with what users install: transformers imports what else it finds."""
+with sdpa. "best" is the fastest of the named ways to split its batch; those more than a quarter behind in the first
+round drop out. `MKL_CBWR`, which exact bits need, is set for us and not for it. Answers are noise of the model's length
+law; their lengths are shown. The commit under a section is that of our side; none: a working tree without one. From
+b6bed3c on we run, as the peers do, in a virtualenv with what users install: transformers imports what else it finds."""
 
 
 def load() -> dict[str, Any]:

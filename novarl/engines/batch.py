@@ -27,7 +27,7 @@ attention reads as many slots as the longest needs, and each run costs some laun
 _STATE = np.dtype([("length", np.int64), ("count", np.int64), ("limit", np.int64), ("last", np.int64)])
 _SAMPLED = np.dtype([("token", np.int64), ("logp", np.float32), ("kept_logmass", np.float32), ("version", np.int64)])
 
-_FIRST_SLOTS = 256
+_FIRST_SLOTS = 512
 """Room for tokens to begin with, where a request may need it; doubled when it is full."""
 
 _FIRST_COLUMNS = 64

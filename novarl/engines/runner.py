@@ -109,19 +109,20 @@ class ModelRunner:
         rests = [prompt[start:] for (prompt, _), start in zip(work, starts, strict=True)]
         width = round_up(max(map(len, rests)), ROWS)
         slots = extent(max(starts) + width)
-        cache = KVCache(len(work), slots, dtype=self.dtype)
+        cache = KVCache(round_up(len(work), ROWS), slots, dtype=self.dtype)
         tokens = torch.full((len(work), width), self.pad_id)
         for row, ((_, shared), rest) in enumerate(zip(work, rests, strict=True)):
             tokens[row, : len(rest)] = torch.tensor(rest)
             if shared is not None:
                 cache.insert([row], shared[0].cache, shared[0].row, length=shared[1])
         positions = torch.arange(width, device=self.device) + torch.tensor(starts, device=self.device)[:, None]
-        # The head multiplies a multiple of ROWS rows here too: the first is repeated.
-        rows = torch.tensor([*range(len(work)), *[0] * (-len(work) % ROWS)], device=self.device)
+        # What follows the last layer's attention has a multiple of ROWS rows too: the first is repeated.
+        rows = torch.tensor([*range(len(work)), *[0] * (cache.rows - len(work))], device=self.device)
         last = torch.tensor([len(rest) - 1 for rest in rests], device=self.device)[rows]
+        segments = [(0, len(work), slots)]
         with self._sampling():
-            hidden = self._hidden(tokens.to(self.device), positions, cache, [(0, len(work), slots)])
-            logits = self._logits(hidden[rows, last])
+            hidden = self._hidden(tokens.to(self.device), positions, cache, segments, (rows, last))
+            logits = self._logits(hidden[:, 0].contiguous())
         return [Prefill(prompt, cache, row, logits[row]) for row, (prompt, _) in enumerate(work)]
 
     @torch.no_grad()
@@ -134,16 +135,24 @@ class ModelRunner:
             hidden = self._hidden(tokens[:, None], positions[:, None], cache, segments)
             return self._logits(hidden[:, 0].contiguous())
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, cache: KVCache, segments: Sequence[Segment]) -> Tensor:
+    def _hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        segments: Sequence[Segment],
+        read: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """`LeanDecoder.hidden`, by whichever forward pass the model has."""
         if self._lean is not None:
-            return self._lean.hidden(tokens, positions, cache, segments)
+            return self._lean.hidden(tokens, positions, cache, segments, read)
         extent = max(extent for _, _, extent in segments)
         cache.place(positions, extent)
         mask = self._masks.build(positions, extent)
         arguments: dict[str, Any] = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache}
         with autocast(self.device, self.dtype):
             hidden: Tensor = backbone(self.model)(tokens, **arguments).last_hidden_state
-        return hidden
+        return hidden if read is None else hidden[read][:, None]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """hidden [B, D] to logits [B, V], in the dtype of the head's weight as in the learner, whatever the layers ran

@@ -84,19 +84,19 @@ def choose(logits: Tensor, parameters: Parameters, position: Tensor) -> Choice:
     is_greedy = parameters.temperature == 0
     if not parameters.sampled:
         logits = logits / torch.where(is_greedy, 1.0, parameters.temperature)[:, None]
-    logp = logits.log_softmax(-1)
+    p = logits.softmax(-1)
     kept_logmass = torch.zeros_like(parameters.temperature)
     if parameters.greedy:
-        token = logp.argmax(-1)
+        token = logits.argmax(-1)
     else:
-        possible = logp
+        possible = p
         if parameters.truncates:
-            kept, kept_logmass = truncate(logp, parameters)
-            possible = logp.where(kept, -torch.inf)
+            kept, kept_logmass = truncate(logits.log_softmax(-1), parameters)
+            possible = p.where(kept, 0.0)
         token = race(possible, parameters.stream, position)
         if not parameters.sampled:
-            token = torch.where(is_greedy, logp.argmax(-1), token)
-    return Choice(token, logp.gather(-1, token[:, None])[:, 0] - kept_logmass, kept_logmass)
+            token = torch.where(is_greedy, logits.argmax(-1), token)
+    return Choice(token, p.gather(-1, token[:, None])[:, 0].log() - kept_logmass, kept_logmass)
 
 
 def truncate(logp: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
@@ -123,26 +123,24 @@ def truncate(logp: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(kept).scatter(-1, order, kept), logmass.float()
 
 
-def race(logp: Tensor, stream: Tensor, position: Tensor) -> Tensor:
-    """Draw one token a row [B] from log-probabilities [B, V] (need not be normalised) by an exponential race.
+def race(p: Tensor, stream: Tensor, position: Tensor) -> Tensor:
+    """Draw one token a row [B] from probabilities [B, V] (need not be normalised) by an exponential race.
 
     Each token v runs a clock E_v / p_v with E_v ~ Exp(1); the first to ring is v with probability p_v / sum(p). This is
-    argmax(logp_v - log E_v), the Gumbel-max trick. Rounding errors in logp change the winner only where two clocks
+    argmax(log p_v - log E_v), the Gumbel-max trick. Rounding errors in p change the winner only where two clocks
     nearly tie (measured 1e-7 to 2e-6 a token for fp32 noise), where inverting a cumulative sum would shift every
     boundary. In float64. A large vocabulary runs two heats of the same law, of groups by their mass and then of the
     tokens of the winner: P(group) P(token | group) = P(token), with some hundred clocks a row for some ten thousand.
     """
-    if logp.shape[-1] >= _LARGE:
-        return _two_heats(logp, stream, position)
-    rows = max(1, _BLOCK // logp.shape[-1])
-    blocks = zip(logp.split(rows), stream.split(rows), position.split(rows), strict=True)
-    return torch.cat([
-        exponential_noise(s, t, block.shape[-1]).div_(block.exp()).argmin(-1) for block, s, t in blocks
-    ])  # fmt: skip
+    if p.shape[-1] >= _LARGE:
+        return _two_heats(p, stream, position)
+    rows = max(1, _BLOCK // p.shape[-1])
+    blocks = zip(p.split(rows), stream.split(rows), position.split(rows), strict=True)
+    return torch.cat([exponential_noise(s, t, block.shape[-1]).div_(block).argmin(-1) for block, s, t in blocks])
 
 
-def _two_heats(logp: Tensor, stream: Tensor, position: Tensor) -> Tensor:
-    mass = torch.nn.functional.pad(logp.exp(), (0, -logp.shape[-1] % _HEAT)).unflatten(-1, (-1, _HEAT))
+def _two_heats(p: Tensor, stream: Tensor, position: Tensor) -> Tensor:
+    mass = torch.nn.functional.pad(p, (0, -p.shape[-1] % _HEAT)).unflatten(-1, (-1, _HEAT))
     noise = exponential_noise(stream, position, mass.shape[1] + _HEAT)
     first, second = noise[:, : mass.shape[1]], noise[:, mass.shape[1] :]
     group = (first / mass.sum(-1)).argmin(-1)

@@ -115,15 +115,25 @@ class LeanDecoder:
         layers: Iterable[Layer] = self._model.layers  # type: ignore[assignment]
         self._layers = [_Weights.of(layer, heads, key_heads, self._dtype) for layer in layers]
 
-    def hidden(self, tokens: Tensor, positions: Tensor, cache: KVCache, segments: Sequence[Segment]) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        segments: Sequence[Segment],
+        read: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """Hidden states [B, L, D] after the final norm, for tokens [B, L] at slots `positions` [B, L] of rows 0 on.
 
-        `segments` cut the rows into runs, each with the number of slots that its queries read.
+        `segments` cut the rows into runs, each with the number of slots that its queries read. `read` (rows [R], places
+        [R]) are the tokens whose hidden states are wanted, [R, 1, D], the i-th one of row i; those beyond B only pad,
+        in rows of the cache that hold nothing. Of other tokens the last layer computes no more than what it attends by.
         """
-        eps, dtype, size = self._config.rms_norm_eps, self._dtype, self._config.head_dim
+        dtype, size = self._dtype, self._config.head_dim
         heads, key_heads = self._config.num_attention_heads, self._config.num_key_value_heads
         queries, keys, half = heads * size, (heads + key_heads) * size, size // 2
         x = self._model.embed_tokens.weight.detach()[tokens.flatten()]
+        eps = torch.full((), self._config.rms_norm_eps, dtype=x.dtype, device=x.device)
         cache.place(positions, max(extent for _, _, extent in segments))
         cos, sin = self._rotation(positions.flatten(), cache.capacity)
         attend = _Attention(positions, cache, segments, heads, key_heads)
@@ -140,10 +150,16 @@ class LeanDecoder:
             turned[..., half:].addcmul_(plain[..., :half], sin)
             turned = turned.to(dtype).unflatten(0, rows)
             cache.write(turned[:, :, heads:], projected[:, keys:].view(*rows, key_heads, size), index)
-            _add_product(x, attend(turned[:, :, :heads], index), layer.output)
+            query = turned[:, :, :heads]
+            if read is not None and layer is self._layers[-1]:
+                query, x = query[read][:, None], x.view(*rows, -1)[read]
+                alone = [(0, len(x), max(extent for _, _, extent in segments))]
+                attend = _Attention(positions[read][:, None], cache, alone, heads, key_heads)
+            _add_product(x, attend(query, index), layer.output)
             y = _normalised(x, layer.mlp_norm, eps).to(dtype)
             _add_product(x, F.silu(y @ layer.gate, inplace=True).mul_(y @ layer.up), layer.down)
-        return _normalised(x, self._model.norm.weight.detach(), eps).unflatten(0, rows)
+        x = _normalised(x, self._model.norm.weight.detach(), eps)
+        return x.unflatten(0, rows if read is None else (-1, 1))
 
     def _rotation(self, positions: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
         """cos [N, 1, Dh] (its halves are equal) and sin [N, 1, Dh / 2] of the rotations at positions [N]."""
@@ -202,10 +218,10 @@ def _as_scores(visible: Tensor, heads: int, key_heads: int, dtype: torch.dtype) 
     return mask.expand(-1, heads, 1, -1).reshape(len(mask) * key_heads, heads // key_heads, -1)
 
 
-def _normalised(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+def _normalised(x: Tensor, gain: Tensor, eps: Tensor) -> Tensor:
     """gain * x / sqrt(mean(x^2) + eps) over the last axis; from |x|, one kernel where a mean of squares is two."""
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(1.0 / x.shape[-1]).add_(eps).sqrt_()
-    return (x / scale).mul_(gain)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return (x / torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).sqrt_()).mul_(gain)
 
 
 def _add_product(x: Tensor, left: Tensor, right: Tensor) -> None:

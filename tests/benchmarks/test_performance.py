@@ -99,7 +99,7 @@ def test_best_is_the_fastest_that_competes() -> None:
 
 def test_who_is_close_at_first_stays_and_one_lucky_round_does_not_win() -> None:
     workload = WORKLOADS["W1"]
-    found = {"ours": runs(1), "trl 8": runs(3.1, 3.0, 3.0), "trl 16": runs(3.0, 3.2, 3.2), "trl 64": runs(3.4)}
+    found = {"ours": runs(1), "trl 8": runs(3.1, 3.0, 3.0), "trl 16": runs(3.0, 3.2, 3.2), "trl 64": runs(3.9)}
     assert contenders(workload, found) == ["trl 8", "trl 16"]
     assert winner(workload, found) == "trl 8"
 

@@ -189,11 +189,11 @@ def _chunks(total: int, chunk: int) -> Iterator[tuple[slice, int]]:
 def _scratch(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
     """One [chunk, V] for all chunks: a fresh one each time costs more in page faults than the arithmetic on it."""
     rows, vocabulary = min(chunk, hidden.shape[0]), weight.shape[0]
-    stride = _row_stride(vocabulary)
+    stride = row_stride(vocabulary)
     return hidden.new_empty(rows, stride, dtype=_accumulator(weight.dtype))[:, :vocabulary]
 
 
-def _row_stride(columns: int) -> int:
+def row_stride(columns: int) -> int:
     """How far apart rows begin: many columns are padded to whole cache lines, and by one more where rows would lie a
     multiple of 4 KiB apart, since all of them would then share a few lines of a CPU's cache. Products with 1,024 to
     2,048 such rows take 0.87 of the time for 32,768 columns, 0.75 for 50,257."""

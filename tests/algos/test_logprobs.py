@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.algos.logprobs import chunked_logprobs, chunked_scores, logits_logprobs
+from novarl.algos.logprobs import WIDE, chunked_logprobs, chunked_scores, logits_logprobs, row_stride
 
 LOGITS = torch.tensor([[0.0, math.log(2.0), math.log(3.0)]], dtype=torch.float64)
 """Probabilities 1/6, 1/3, 1/2; at temperature 1/2 the odds are squared: 1/14, 4/14, 9/14."""
@@ -64,6 +64,24 @@ def test_chunked_equals_plain(chunk: int, with_bias: bool, temperature: float) -
     for ours, theirs in zip(gradients(chunked, inputs), gradients(plain, inputs), strict=True):
         assert theirs.abs().max() > 0.1
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("vocabulary", [WIDE - 1, WIDE, WIDE + 257])
+@pytest.mark.parametrize("chunk", [3, 13])
+def test_a_wide_vocabulary_has_rows_of_its_own_stride(vocabulary: int, chunk: int) -> None:
+    hidden, weight, bias, targets = sharpened(vocabulary=vocabulary)
+    inputs = [x.requires_grad_() for x in (hidden, weight, bias)]
+    plain = logits_logprobs(hidden @ weight.T + bias, targets)
+    chunked = chunked_logprobs(hidden, weight, targets, chunk=chunk, bias=bias)
+    torch.testing.assert_close(chunked, plain, rtol=0, atol=1e-12)
+    for ours, theirs in zip(gradients(chunked, inputs), gradients(plain, inputs), strict=True):
+        assert theirs.abs().max() > 0.01
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_strides_are_whole_lines_and_no_multiple_of_a_page() -> None:
+    assert [row_stride(columns) for columns in (320, 8191)] == [320, 8191]
+    assert [row_stride(columns) for columns in (8192, 32_768, 32_000, 50_257)] == [8208, 32_784, 32_000, 50_272]
 
 
 @pytest.mark.parametrize("wanted", ["logp", "entropy", "both"])

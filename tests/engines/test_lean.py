@@ -71,6 +71,32 @@ def test_segments_read_less_and_give_the_same_bits(policy: Policy, reproducible:
     assert not torch.equal(states(lean, torch.float32, short)[1], states(lean, torch.float32)[1])
 
 
+@torch.no_grad()
+def test_the_last_token_alone_is_computed_to_the_same_bits_whoever_is_beside_it(
+    policy: Policy, reproducible: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lean, slots = LeanDecoder(policy.model, torch.float32), extent(max(LENGTHS))
+    padded, positions = torch.zeros(4, max(LENGTHS), dtype=torch.int64), torch.arange(max(LENGTHS)).expand(4, -1)
+    for row, text in enumerate(texts()):
+        padded[row, : len(text)] = torch.tensor(text)
+    last = torch.tensor(LENGTHS) - 1
+    multiplied: list[int] = []
+    silu = torch.nn.functional.silu
+    monkeypatch.setattr(torch.nn.functional, "silu", lambda x, **k: (multiplied.append(len(x)), silu(x, **k))[1])
+
+    def run(rows: list[int]) -> Tensor:
+        picked = padded[rows]
+        padding = [*range(len(rows)), *[0] * (-len(rows) % 4)]
+        cache = KVCache(len(padding), slots, dtype=torch.float32)
+        read = torch.tensor(padding), last[rows][padding]
+        return lean.hidden(picked, positions[rows], cache, [(0, len(rows), slots)], read)[: len(rows), 0]
+
+    whole = run([0, 1, 2, 3])
+    assert multiplied[-2:] == [4 * max(LENGTHS), 4], "the last layer ran its MLP for tokens that nobody reads"
+    torch.testing.assert_close(whole, true_states(policy.model))
+    assert torch.equal(run([2, 0, 3])[[1, 0, 2]], whole[[0, 2, 3]])
+
+
 def test_weights_that_change_are_taken_over_at_a_refresh() -> None:
     model = load("tiny", seed=5).model
     for dtype in (torch.float32, torch.bfloat16):

@@ -124,8 +124,10 @@ TIGHT = Offline("sft", TINY, GSM8K, batch=16, lr=1e-5)
 DPO = Offline("dpo", SMALL, HH, batch=8, lr=1e-6)
 START = Step(TINY, SHORT, 8, steps=1, peer_steps=1)
 SINKS = Step(SMALL, SHORT, 64, steps=9)
-FEW = Step(SMALL, SHORT, 32, steps=6)
-MANY = Step(SMALL, SHORT, 32, prompts=128, steps=3)
+GROWTH = {
+    prompts: Step(SMALL, SHORT, 32, prompts=prompts, steps=steps) for prompts, steps in ((8, 6), (32, 5), (128, 3))
+}
+MANY = Step(SMALL, SHORT, 32, prompts=512, steps=2)
 LONG = Step(TINY, SHORT, 8, prompts=2, samples=4, steps=2000)
 QUIET = ("log.console=false", "log.tensorboard=false", "log.rollouts_every=null", "log.samples_every=null")
 LOUD = ("log.rollouts_every=1", "log.samples_every=1")
@@ -282,13 +284,20 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "growth": Workload(
         "16 times the prompts a step (6M parameters, at most 32 tokens); and 2,000 steps (tiny model)",
-        {"ours": MANY.ours(*QUIET), "few": FEW.ours(*QUIET), "long": LONG.ours(*QUIET)},
+        {
+            "ours": MANY.ours(*QUIET),
+            **{f"{prompts} prompts": step.ours(*QUIET) for prompts, step in GROWTH.items()},
+            "long": LONG.ours(*QUIET),
+        },
         [
-            Goal("tokens/s at 128 prompts over 8", "tokens_per_second", "ours", "few", at_least=0.9),
-            Goal("tokens/s at 128 prompts over 8 (not above)", "tokens_per_second", "ours", "few", at_most=1.1),
+            Goal("tokens/s at 512 prompts over 32", "tokens_per_second", "ours", "32 prompts", at_least=0.9),
+            Goal("tokens/s at 512 prompts over 32 (not above)", "tokens_per_second", "ours", "32 prompts", at_most=1.1),
+            Goal("tokens/s at 128 prompts over 8", "tokens_per_second", "128 prompts", "8 prompts", at_least=0.9),
             Goal("MB per 100 steps after step 200", "mb_per_100_steps", "long", at_most=1.0),
         ],
         shown=("seconds", "tokens_per_second", "memory_mb", "mb_per_100_steps"),
+        notes="Ours is 512 prompts a step. From 32 prompts on there are the 256 answers that are sampled side by side; "
+        "below, products have fewer rows, so 8 prompts are slower and say nothing of what growth costs.",
     ),
     "memory": Workload(
         "Memory that runs out (RLIMIT_AS) in each micro-batch of an SFT step, forward and backward (tiny model)",

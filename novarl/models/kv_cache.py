@@ -17,6 +17,9 @@ from torch import Tensor
 GROWTH = 2.0
 """Capacity grows by at least this factor, so that copying on growth costs O(1) per token."""
 
+MAPPED = 16 * 2**20
+"""Bytes of a layer's keys from which on they have pages of their own; fewer lie where learning has freed memory."""
+
 
 def round_up(count: int, multiple: int) -> int:
     """The least multiple of `multiple` that is at least `count`."""
@@ -119,10 +122,11 @@ class KVCache:
     def _zeros(self, like: Tensor) -> Tensor:
         # Zeros, not empty memory: a masked slot is multiplied by probability 0, and 0 times a stray NaN is NaN.
         shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
-        if like.device.type != "cpu":
+        size = math.prod(shape) * self.dtype.itemsize
+        if like.device.type != "cpu" or size < MAPPED:
             return torch.zeros(shape, dtype=self.dtype, device=like.device)
         # The system hands out zeroed pages at their first touch; torch.zeros would touch all of them now.
-        pages = mmap.mmap(-1, max(1, math.prod(shape) * self.dtype.itemsize))
+        pages = mmap.mmap(-1, size)
         return torch.frombuffer(pages, dtype=self.dtype, count=math.prod(shape)).view(shape)
 
 

@@ -34,6 +34,10 @@ Kernel = Literal["sdpa", "flash", "eager"]
 CALL = 4096
 """What one more call of attention costs, in pairs of a query and a key (measured on the CPU: 0.15 ms, 40 ns a pair)."""
 
+SHORT = 64
+"""Neighbouring sequences of at most so many tokens are attended to in one call, each with what it shares with others:
+computing that again is cheaper than a call for each group."""
+
 UNREAD = 64
 """So many queries that nobody reads are worth leaving out of the last layer's attention."""
 
@@ -134,6 +138,17 @@ class Shared:
         return self.prefix + self.rests
 
 
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """Neighbouring groups of short sequences: `rows` [S, L] is where the tokens of each sequence lie among the step's
+    `tokens` (anywhere, for padding on its right); `order` [tokens] finds each of those among the S x L computed, a
+    shared one in the first sequence that has it."""
+
+    tokens: int
+    rows: Tensor
+    order: Tensor
+
+
 class Ragged(NamedTuple):
     """The same for a kernel that takes ragged sequences: queries as they lie, keys gathered by `keys`, and where each
     piece begins and ends, int32 [pieces + 1]; queries stand at the end of their keys."""
@@ -149,11 +164,11 @@ class Ragged(NamedTuple):
 class Packing:
     """Sequences packed on one axis of `tokens` tokens; groups of them share a prefix, which is there once.
 
-    `steps` are, in order: neighbours that share nothing, or a group that shares. Made once for a forward pass
-    (`packing`), used by every layer.
+    `steps` are, in order: neighbours that share nothing, a group that shares, or groups of short sequences. Made once
+    for a forward pass (`packing`), used by every layer.
     """
 
-    steps: tuple[Alone | Shared, ...]
+    steps: tuple[Alone | Shared | Brief, ...]
     sizes: tuple[int, ...]
     kernel: Kernel = "sdpa"
     ragged: Ragged | None = None
@@ -170,14 +185,19 @@ def packing(
     rising) are the places on it whose last hidden states anyone looks at; None: all of them."""
     if kernel == "flash":
         return Packing((), tuple(group.tokens for group in groups), kernel, _ragged(groups, device))
-    steps: list[Alone | Shared] = []
+    steps: list[Alone | Shared | Brief] = []
     unread = iter(_unread(groups, read))
-    for alone, members in groupby(groups, key=lambda group: not group.rests):
-        if alone:
-            lengths = tuple(group.prefix for group in members)
-            steps.append(Alone(lengths, tuple(islice(unread, len(lengths)))))
+    for kind, run in groupby(groups, key=_kind):
+        members = list(run)
+        skipped = tuple(islice(unread, len(members)))
+        lengths = tuple(group.prefix for group in members)
+        alone = not any(group.rests for group in members)
+        if kind is Brief and len(members) > 1 and not (alone and len(set(lengths)) == 1):
+            steps.append(_brief(members, device))
+        elif alone:
+            steps.append(Alone(lengths, skipped))
         else:
-            steps += [_shared(group, next(unread), device) for group in members]
+            steps += [_shared(group, skip, device) for group, skip in zip(members, skipped, strict=True)]
     return Packing(tuple(steps), tuple(step.tokens for step in steps), kernel)
 
 
@@ -210,12 +230,14 @@ def packed_attention(
         return _flash(query, key, value, packed.ragged, scale=scale)
     parts = zip(*(tensor.split(list(packed.sizes), dim=2) for tensor in (query, key, value)), strict=True)
     eager = packed.kernel == "eager"
-    mixed = [
-        _group_attention(q, k, v, step, scale=scale, eager=eager, last=last)
-        if isinstance(step, Shared)
-        else _alone(q, k, v, step, scale=scale, eager=eager, last=last)
-        for (q, k, v), step in zip(parts, packed.steps, strict=True)
-    ]
+    mixed = []
+    for (q, k, v), step in zip(parts, packed.steps, strict=True):
+        if isinstance(step, Brief):
+            mixed.append(_brief_attention(q, k, v, step, scale=scale, eager=eager))
+        elif isinstance(step, Shared):
+            mixed.append(_group_attention(q, k, v, step, scale=scale, eager=eager, last=last))
+        else:
+            mixed.append(_alone(q, k, v, step, scale=scale, eager=eager, last=last))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
 
@@ -302,6 +324,14 @@ def _group_attention(
     return torch.cat([begun, rows.index_select(0, group.order).transpose(0, 1)[None]], dim=2)
 
 
+def _brief_attention(
+    query: Tensor, key: Tensor, value: Tensor, step: Brief, *, scale: float | None, eager: bool
+) -> Tensor:
+    """One causal call for all: padding stands on the right, where no token looks."""
+    mixed = _attend(*(_rows(tensor, step.rows) for tensor in (query, key, value)), scale=scale, eager=eager)
+    return mixed.transpose(1, 2).flatten(0, 1).index_select(0, step.order).transpose(0, 1)[None]
+
+
 def _flash(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged, *, scale: float | None) -> Tensor:
     """One call for everything; a mask that is causal from the end of the keys is just what a rest needs."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
@@ -367,6 +397,31 @@ def _shared(group: Group, unread: int, device: torch.device) -> Shared:
         done += real.numel()
         calls.append(Padded(rows.where(real, 0).to(device), _past(length, prefix + length, device)))
     return Shared(prefix, sum(rests), tuple(calls), order.to(device), unread)
+
+
+def _kind(group: Group) -> type[Alone | Shared | Brief]:
+    if group.prefix + max(group.rests, default=0) <= SHORT:
+        return Brief
+    return Shared if group.rests else Alone
+
+
+def _brief(groups: Sequence[Group], device: torch.device) -> Brief:
+    """The one call that computes `groups`."""
+    rows: list[list[int]] = []
+    order: list[tuple[int, int]] = []
+    begin = 0
+    for prefix, rests in groups:
+        order += ((len(rows), place) for place in range(prefix))
+        at = begin + prefix
+        for rest in rests or (0,):
+            order += ((len(rows), prefix + place) for place in range(rest))
+            rows.append([*range(begin, begin + prefix), *range(at, at + rest)])
+            at += rest
+        begin = at
+    width = max(map(len, rows))
+    padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    found = torch.tensor([row * width + place for row, place in order])
+    return Brief(begin, padded.to(device), found.to(device))
 
 
 def _calls(prefix: int, rests: Sequence[int], device: torch.device) -> list[list[int]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from novarl.distributed.ranks import Ranks
 from novarl.learn.plan import plan
 from novarl.models import attention, forward
-from novarl.models.attention import Shared
+from novarl.models.attention import Brief, Shared
 from novarl.models.prefix import Group, find_groups, unique_places
 from tests.invariance.families import family_policy
 from tests.invariance.gradients import LIMITS, WHOLE, Case, Limits, distance, gradient, make_case, sharp_case
@@ -30,11 +30,16 @@ def computed(case: Case) -> int:
 
 @DTYPES
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
-def test_sharing_changes_no_gradient(dtype: torch.dtype, aggregation: str) -> None:
-    """Of trajectories of one and of two sequences, uncut and cut."""
+@pytest.mark.parametrize("short", [0, attention.SHORT])
+def test_sharing_changes_no_gradient(
+    dtype: torch.dtype, aggregation: str, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of trajectories of one and of two sequences, uncut and cut; in a call a group, and in one for short sequences."""
     case = sharp_case(dtype, aggregation)
     assert computed(case) < 0.7 * len(case.batch.tokens), "hardly anything is shared"
+    monkeypatch.setattr(attention, "SHORT", 0)
     apart = gradient(case, layout="packed")
+    monkeypatch.setattr(attention, "SHORT", short)
     for budget in (WHOLE, 100, 40):
         found = distance(gradient(case, layout="shared", budget=budget), apart)
         assert found.within(EXACT[dtype]), (budget, found)
@@ -84,6 +89,17 @@ def sees_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_shared", blind)
 
 
+def takes_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short sequences: what is found is that of the sequence before."""
+    made = attention._brief
+
+    def turned(*args: object) -> Brief:
+        step = made(*args)  # type: ignore[arg-type]
+        return replace(step, rows=step.rows.roll(1, 0))
+
+    monkeypatch.setattr(attention, "_brief", turned)
+
+
 def on_the_row(change: Callable[[Tensor, list[Group]], Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
     """A fault in the positions of the unique tokens."""
 
@@ -118,9 +134,21 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "_sharing", sharing)
 
 
-@pytest.mark.parametrize("fault", [sees_its_neighbours, sees_the_future, on_the_row(later), once])
-def test_faults_are_caught(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "short"),
+    [
+        (sees_its_neighbours, 0),
+        (sees_the_future, 0),
+        (takes_its_neighbours, attention.SHORT),
+        (on_the_row(later), attention.SHORT),
+        (once, attention.SHORT),
+    ],
+)
+def test_faults_are_caught(
+    fault: Callable[[pytest.MonkeyPatch], None], short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = sharp_case(torch.float64)
     apart = gradient(case, layout="packed")
+    monkeypatch.setattr(attention, "SHORT", short)
     fault(monkeypatch)
     assert distance(gradient(case, layout="shared"), apart).whole > 1e-6

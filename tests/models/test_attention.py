@@ -12,7 +12,7 @@ from torch import Tensor
 
 from novarl.core.errors import NovaError
 from novarl.models import attention
-from novarl.models.attention import choose_kernel, packed_attention, packing
+from novarl.models.attention import Alone, Brief, Shared, choose_kernel, packed_attention, packing
 from novarl.models.prefix import Group
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -46,9 +46,11 @@ def flash_attn_varlen_func(
 @pytest.mark.parametrize("kernel", ["flash", "eager"])
 @pytest.mark.parametrize("groups", [GROUPS, LONG])
 @pytest.mark.parametrize("scale", [None, 0.5])
+@pytest.mark.parametrize("short", [0, attention.SHORT])
 def test_every_kernel_gives_the_same(
-    kernel: attention.Kernel, scale: float | None, groups: list[Group], monkeypatch: pytest.MonkeyPatch
+    kernel: attention.Kernel, scale: float | None, groups: list[Group], short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attention, "SHORT", short)
     fake = SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
     monkeypatch.setitem(sys.modules, "flash_attn", fake)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
@@ -65,6 +67,14 @@ def test_every_kernel_gives_the_same(
 
     for ours, sdpa in zip(through(kernel), through("sdpa"), strict=True):
         torch.testing.assert_close(ours, sdpa, rtol=1e-10, atol=1e-12)
+
+
+def test_short_neighbours_are_one_call() -> None:
+    (only,) = packing(GROUPS, CPU).steps
+    assert isinstance(only, Brief) and only.rows.shape == (9, 16) and only.tokens == 43
+    kinds = [type(step) for step in packing([Group(5), Group(600), *GROUPS[2:], Group(600, (4,))], CPU).steps]
+    assert kinds == [Alone, Alone, Brief, Shared]
+    assert [type(step) for step in packing([Group(5), Group(5)], CPU).steps] == [Alone], "equally long: as they lie"
 
 
 def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,11 +189,11 @@ def _chunks(total: int, chunk: int) -> Iterator[tuple[slice, int]]:
 def _scratch(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
     """One [chunk, V] for all chunks: a fresh one each time costs more in page faults than the arithmetic on it."""
     rows, vocabulary = min(chunk, hidden.shape[0]), weight.shape[0]
-    stride = row_stride(vocabulary)
+    stride = _row_stride(vocabulary)
     return hidden.new_empty(rows, stride, dtype=_accumulator(weight.dtype))[:, :vocabulary]
 
 
-def row_stride(columns: int) -> int:
+def _row_stride(columns: int) -> int:
     """How far apart the rows of a matrix begin so that a CPU multiplies it fast. Many columns are padded to whole cache
     lines, and by one more where rows would lie a multiple of 4 KiB apart: all would share a few lines of the cache."""
     if columns < WIDE:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.algos.logprobs import WIDE, chunked_logprobs, chunked_scores, logits_logprobs, row_stride
+from novarl.algos.logprobs import WIDE, _row_stride, chunked_logprobs, chunked_scores, logits_logprobs
 
 LOGITS = torch.tensor([[0.0, math.log(2.0), math.log(3.0)]], dtype=torch.float64)
 """Probabilities 1/6, 1/3, 1/2; at temperature 1/2 the odds are squared: 1/14, 4/14, 9/14."""
@@ -80,8 +80,8 @@ def test_a_wide_vocabulary_has_rows_of_its_own_stride(vocabulary: int, chunk: in
 
 
 def test_strides_are_whole_lines_and_no_multiple_of_a_page() -> None:
-    assert [row_stride(columns) for columns in (320, 8191)] == [320, 8191]
-    assert [row_stride(columns) for columns in (8192, 32_768, 32_000, 50_257)] == [8208, 32_784, 32_000, 50_272]
+    assert [_row_stride(columns) for columns in (320, 8191)] == [320, 8191]
+    assert [_row_stride(columns) for columns in (8192, 32_768, 32_000, 50_257)] == [8208, 32_784, 32_000, 50_272]
 
 
 @pytest.mark.parametrize("wanted", ["logp", "entropy", "both"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
@@ -29,11 +29,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _turned(x, cos, sin)
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, keeping these two alone for the backward pass."""
-    if _pays(gate, up):
-        return _SwiGLU.apply(gate, up)  # type: ignore[no-any-return, no-untyped-call]
-    return F.silu(gate) * up
+def swiglu(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
+    """down(silu(gate) * up), keeping gate and up alone for the backward pass where `down` is linear and nothing else:
+    without bias, adapter, hooks and 16-bit products. Elsewhere the product of the two is kept as well."""
+    if not _pays(gate, up):
+        return down(F.silu(gate) * up)  # type: ignore[no-any-return]
+    if _is_bare(down) and not torch.is_autocast_enabled(gate.device.type):
+        return _GatedProduct.apply(gate, up, down.weight)  # type: ignore[no-any-return, no-untyped-call]
+    return down(_SwiGLU.apply(gate, up))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _is_bare(layer: nn.Module) -> bool:
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return type(layer).forward is nn.Linear.forward and layer._parameters.get("bias") is None and not hooks
 
 
 def _pays(*tensors: Tensor) -> bool:
@@ -96,6 +104,26 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
+
+
+class _GatedProduct(torch.autograd.Function):
+    """The gated activations are computed again in the backward pass, from silu(gate), which it needs anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up, weight)
+        return F.linear(F.silu(gate).mul_(up), weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        gate, up, weight = ctx.saved_tensors
+        opened = F.silu(gate)
+        dweight = None
+        if ctx.needs_input_grad[2]:
+            dweight = torch.mm(grad.flatten(0, -2).t(), (opened * up).flatten(0, -2))
+        inner = torch.matmul(grad, weight)
+        return torch.ops.aten.silu_backward(inner * up, gate), opened.mul_(inner), dweight
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -184,7 +184,7 @@ class MLP(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return swiglu(self.gate_proj(x), self.up_proj(x), self.down_proj)
 
 
 class Layer(nn.Module):

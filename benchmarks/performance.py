@@ -33,8 +33,8 @@ PER_STEP = ("seconds", "seconds_per_token")
 DRAWS = 4000
 """Bootstrap resamples of an interval."""
 CLOSE = 1.25
-"""Ways to split a batch that are this close to the fastest in the first round go on to the next: rounds differ by a
-fifth."""
+"""Ways to split a batch that are this close to the fastest in the first round go on to the next, since one round is
+noisy."""
 
 
 def main() -> int:

@@ -297,7 +297,7 @@ WORKLOADS: dict[str, Workload] = {
         ],
         shown=("seconds", "tokens_per_second", "memory_mb", "mb_per_100_steps"),
         notes="Ours is 512 prompts a step. From 32 prompts on there are the 256 answers that are sampled side by side; "
-        "below, products have fewer rows, so 8 prompts are slower and say nothing of what growth costs.",
+        "with fewer, products have fewer rows, which is no cost of growth.",
     ),
     "memory": Workload(
         "Memory that runs out (RLIMIT_AS) in each micro-batch of an SFT step, forward and backward (tiny model)",

@@ -134,7 +134,8 @@ class LeanDecoder:
         queries, keys, half = heads * size, (heads + key_heads) * size, size // 2
         x = self._model.embed_tokens.weight.detach()[tokens.flatten()]
         eps = torch.full((), self._config.rms_norm_eps, dtype=x.dtype, device=x.device)
-        cache.place(positions, max(extent for _, _, extent in segments))
+        longest = max(extent for _, _, extent in segments)
+        cache.place(positions, longest)
         cos, sin = self._rotation(positions.flatten(), cache.capacity)
         attend = _Attention(positions, cache, segments, heads, key_heads)
         rows = tokens.shape
@@ -153,8 +154,7 @@ class LeanDecoder:
             query = turned[:, :, :heads]
             if read is not None and layer is self._layers[-1]:
                 query, x = query[read][:, None], x.view(*rows, -1)[read]
-                alone = [(0, len(x), max(extent for _, _, extent in segments))]
-                attend = _Attention(positions[read][:, None], cache, alone, heads, key_heads)
+                attend = _Attention(positions[read][:, None], cache, [(0, len(x), longest)], heads, key_heads)
             _add_product(x, attend(query, index), layer.output)
             y = _normalised(x, layer.mlp_norm, eps).to(dtype)
             _add_product(x, F.silu(y @ layer.gate, inplace=True).mul_(y @ layer.up), layer.down)

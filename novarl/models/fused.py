@@ -1,8 +1,7 @@
 """Norm, rotation and gate with backward passes that touch memory less often than autograd's.
 
-Measured on a CPU, forward and backward of 1024 tokens take 0.55 (norm), 0.65 (rotation) and 0.5 (gate) of the time of
-the plain forms. The forward pass is the plain form, to the bit, so that what is learnt from is what was sampled. Other
-devices have fused kernels of their own, and there the plain forms run.
+The forward pass is the plain form, to the bit. Other devices have fused kernels of their own, and there the plain forms
+run.
 """
 
 from __future__ import annotations

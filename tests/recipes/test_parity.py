@@ -60,9 +60,8 @@ RANKS, BUDGET = Ranks(), 60
 EXACT = 1e-10
 SINGLE = 1e-6
 """What advantages, losses and weights may differ by in float32, padded here and packed there. Gradients are judged by
-the limits of tests/invariance, against float64 (measured: 3e-6 of the whole at most): an absolute bound says nothing of
-sums over hundreds of tokens whose size depends on the model, a relative one sees a fault of any tensor, however small
-its entries."""
+the limits of tests/invariance, against float64: an absolute bound says nothing of sums over hundreds of tokens whose
+size depends on the model, a relative one sees a fault of any tensor, however small its entries."""
 
 
 @dataclass

@@ -26,8 +26,9 @@ from novarl.learn.plan import per_trajectory, piece, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import predicted
 
-PROBE_TOKENS = 256
-"""Tokens of the minibatch, at least, on which an update's own move is measured; a guard measures all of them."""
+PROBE_SHARE, PROBE_LEAST, PROBE_MOST = 1 / 32, 64, 256
+"""The share of a minibatch's trained tokens on which an update's own move is measured, so that looking costs about a
+hundredth of learning; the fewest of them, and the most. A guard measures all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +208,8 @@ class PolicyLearner:
     def _move(self, batch: Batch, before: Tensor) -> Record:
         """How far this update moved the policy: KL(before || after) per token, k3, after the step, never clamped.
 
-        Measured on the minibatch's first trajectories, as many as hold PROBE_TOKENS: a choice that depends on neither
-        the token budget nor the ranks.
+        Measured on the minibatch's first trajectories, as many as hold PROBE_SHARE of its tokens, within PROBE_LEAST
+        and PROBE_MOST: a choice that depends on neither the token budget nor the ranks.
         """
         probe = self._probe(batch)
         part, index = piece(batch, probe, torch.device("cpu"))
@@ -227,7 +228,8 @@ class PolicyLearner:
         owner = trajectory_of_tokens(batch)
         chosen = torch.bincount(owner[batch.mask], minlength=batch.reward.numel())
         trained = (chosen > 0).nonzero().flatten()
-        enough = int((chosen[trained].cumsum(0) < PROBE_TOKENS).sum()) + 1
+        wanted = min(max(PROBE_SHARE * int(chosen.sum()), PROBE_LEAST), PROBE_MOST)
+        enough = int((chosen[trained].cumsum(0) < wanted).sum()) + 1
         return trained[:enough].tolist()
 
     @torch.no_grad()

@@ -17,7 +17,8 @@ from torch import nn
 
 from novarl.algos.logprobs import chunked_scores
 from novarl.core.errors import NovaError
-from novarl.models.attention import PACKING_ATTENTION, Kernel, packing
+from novarl.models.attention import PACKING_ATTENTION
+from novarl.models.packing import Kernel, packing_of
 from novarl.models.prefix import Group, find_groups, unique_places
 from novarl.models.transformer import Decoder
 
@@ -201,7 +202,7 @@ def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Gr
         input_ids=tokens[None],
         position_ids=position_ids[None],
         use_cache=False,
-        packed_sequences=packing(groups, tokens.device, kernel_of(model), read=keep),
+        packed_sequences=packing_of(groups, tokens.device, kernel_of(model), read=keep),
         **own,
     )
     hidden: Tensor = output.last_hidden_state[0]

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
-from novarl.models.attention import PACKING_ATTENTION, Packing, packed_attention
+from novarl.models.attention import PACKING_ATTENTION, packed_attention
 from novarl.models.forward import head, hidden_states
+from novarl.models.packing import Packing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,8 +25,9 @@ from torch.utils.checkpoint import checkpoint
 
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
-from novarl.models.attention import Kernel, Packing, causal_attention, masked_attention, packed_attention
+from novarl.models.attention import causal_attention, masked_attention, packed_attention
 from novarl.models.fused import rms_norm, rotate, swiglu
+from novarl.models.packing import Kernel, Packing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,9 +2,9 @@
 
 A Record may only hold names that stand here; `lookup` refuses any other. Notation: pi is the policy being trained,
 pi_old the policy before the rollout's first update, mu what the sampler recorded, pi_ref the reference (where a run has
-none, the policy before the update, on the tokens that `kl` looks at: those of the minibatch's first trajectories, 512
-or more). mean_t runs over the trained tokens (mask True) of the whole update, mean_i over its trajectories. Logarithms
-are natural.
+none, the policy before the update, on the tokens that `kl` looks at: those of the minibatch's first trajectories, as
+many as hold a thirty-second of its trained tokens, within 64 and 256). mean_t runs over the trained tokens (mask True)
+of the whole update, mean_i over its trajectories. Logarithms are natural.
 """
 
 from __future__ import annotations

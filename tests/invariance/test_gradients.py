@@ -16,7 +16,7 @@ from novarl.data.pack import select
 from novarl.distributed.ranks import Ranks
 from novarl.learn.plan import plan, trajectory_of_tokens
 from novarl.learn.policy import PolicyLearner
-from novarl.models import attention, forward
+from novarl.models import forward, packing
 from tests.distributed.fork import run
 from tests.invariance.gradients import LIMITS, WHOLE, Case, Gradients, distance, gradient, sharp_case
 
@@ -40,12 +40,12 @@ def test_token_budget_does_not_matter(dtype: torch.dtype, aggregation: str) -> N
 
 @DTYPES
 @AGGREGATIONS
-@pytest.mark.parametrize("short", [0, attention.SHORT])
+@pytest.mark.parametrize("short", [0, packing.SHORT])
 def test_layout_does_not_matter(
     dtype: torch.dtype, aggregation: str, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where short sequences are padded and attended to in one call, which then is what the padded layout does."""
-    monkeypatch.setattr(attention, "SHORT", short)
+    monkeypatch.setattr(packing, "SHORT", short)
     case = sharp_case(dtype, aggregation)
     for budget in (WHOLE, 100):
         packed, padded = (gradient(case, layout=layout, budget=budget) for layout in ("packed", "padded"))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from novarl.distributed.ranks import Ranks
 from novarl.learn.plan import plan
-from novarl.models import attention, forward
-from novarl.models.attention import Brief, Shared
+from novarl.models import attention, forward, packing, small_attention
+from novarl.models.packing import Brief, Shared
 from novarl.models.prefix import Group, find_groups, unique_places
 from tests.invariance.families import family_policy
 from tests.invariance.gradients import LIMITS, WHOLE, Case, Limits, distance, gradient, make_case, sharp_case
@@ -30,16 +30,21 @@ def computed(case: Case) -> int:
 
 @DTYPES
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
-@pytest.mark.parametrize("short", [0, attention.SHORT])
+@pytest.mark.parametrize("short", [0, packing.SHORT])
+@pytest.mark.parametrize("few", [0, small_attention.FEW])
 def test_sharing_changes_no_gradient(
-    dtype: torch.dtype, aggregation: str, short: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, aggregation: str, short: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of trajectories of one and of two sequences, uncut and cut; in a call a group, and in one for short sequences."""
+    """Of trajectories of one and of two sequences, uncut and cut; in a call a group, and in one for short sequences;
+    through PyTorch's kernel, and through small products."""
     case = sharp_case(dtype, aggregation)
     assert computed(case) < 0.7 * len(case.batch.tokens), "hardly anything is shared"
-    monkeypatch.setattr(attention, "SHORT", 0)
+    monkeypatch.setattr(packing, "SHORT", 0)
+    monkeypatch.setattr(small_attention, "FEW", 0)
     apart = gradient(case, layout="packed")
-    monkeypatch.setattr(attention, "SHORT", short)
+    monkeypatch.setattr(packing, "SHORT", short)
+    monkeypatch.setattr(small_attention, "FEW", few)
+    monkeypatch.setattr(small_attention, "SEVERAL", 1)
     for budget in (WHOLE, 100, 40):
         found = distance(gradient(case, layout="shared", budget=budget), apart)
         assert found.within(EXACT[dtype]), (budget, found)
@@ -67,37 +72,37 @@ def test_a_plan_counts_what_is_computed() -> None:
 
 def sees_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rests are attended to as one sequence."""
-    made = attention._shared
+    made = packing._shared
 
     def leaking(*args: object) -> Shared:
         group = made(*args)  # type: ignore[arg-type]
         rows = torch.arange(group.rests)[None]
-        mask = torch.ones(group.rests, group.prefix + group.rests, dtype=torch.bool).tril(group.prefix)
-        return replace(group, calls=(attention.Padded(rows, mask),), order=rows[0])
+        return replace(group, calls=(rows,), order=rows[0])
 
-    monkeypatch.setattr(attention, "_shared", leaking)
+    monkeypatch.setattr(packing, "_shared", leaking)
 
 
 def sees_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = attention._shared
+    monkeypatch.setattr(attention, "past", lambda queries, keys, device: torch.ones(queries, keys, dtype=torch.bool))
 
-    def blind(*args: object) -> Shared:
-        group = made(*args)  # type: ignore[arg-type]
-        calls = tuple(call._replace(mask=torch.ones_like(call.mask)) for call in group.calls)
-        return replace(group, calls=calls)
 
-    monkeypatch.setattr(attention, "_shared", blind)
+def sees_the_future_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In small products."""
+    whole = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention, "small_attention", lambda q, k, v, *, scale: whole(q, k, v, scale=scale, enable_gqa=True)
+    )
 
 
 def takes_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short sequences: what is found is that of the sequence before."""
-    made = attention._brief
+    made = packing._brief
 
     def turned(*args: object) -> Brief:
         step = made(*args)  # type: ignore[arg-type]
         return replace(step, rows=step.rows.roll(1, 0))
 
-    monkeypatch.setattr(attention, "_brief", turned)
+    monkeypatch.setattr(packing, "_brief", turned)
 
 
 def on_the_row(change: Callable[[Tensor, list[Group]], Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -135,20 +140,23 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "short"),
+    ("fault", "short", "few"),
     [
-        (sees_its_neighbours, 0),
-        (sees_the_future, 0),
-        (takes_its_neighbours, attention.SHORT),
-        (on_the_row(later), attention.SHORT),
-        (once, attention.SHORT),
+        (sees_its_neighbours, 0, 0),
+        (sees_the_future, 0, 0),
+        (sees_the_future_of_few, 0, small_attention.FEW),
+        (takes_its_neighbours, packing.SHORT, small_attention.FEW),
+        (on_the_row(later), packing.SHORT, small_attention.FEW),
+        (once, packing.SHORT, small_attention.FEW),
     ],
 )
 def test_faults_are_caught(
-    fault: Callable[[pytest.MonkeyPatch], None], short: int, monkeypatch: pytest.MonkeyPatch
+    fault: Callable[[pytest.MonkeyPatch], None], short: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = sharp_case(torch.float64)
     apart = gradient(case, layout="packed")
-    monkeypatch.setattr(attention, "SHORT", short)
+    monkeypatch.setattr(packing, "SHORT", short)
+    monkeypatch.setattr(small_attention, "FEW", few)
+    monkeypatch.setattr(small_attention, "SEVERAL", 1)
     fault(monkeypatch)
     assert distance(gradient(case, layout="shared"), apart).whole > 1e-6

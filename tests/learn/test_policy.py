@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from novarl.algos import off_policy
 from novarl.algos.surrogates import reinforce
-from novarl.core.types import Batch, Credit, Record, Scores
-from novarl.data.pack import pack
+from novarl.core.types import Batch, Credit, Record, Scores, Sequence
+from novarl.data.pack import pack, pack_sequences
 from novarl.distributed.ranks import Ranks
+from novarl.learn import policy
 from novarl.learn.credit import CreditRule
 from novarl.learn.objective import Objective
 from novarl.learn.optim import OptimSettings
@@ -203,8 +204,9 @@ def test_the_step_is_adamw_on_the_clipped_gradient() -> None:
     assert all(parameter.grad is None for parameter in learner.model.parameters())
 
 
-def test_kl_is_measured_after_the_update_and_never_clamped() -> None:
+def test_kl_is_measured_after_the_update_and_never_clamped(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first trajectories: here on everything."""
+    monkeypatch.setattr(policy, "PROBE_LEAST", policy.PROBE_MOST)
     for lr in (0.0, 1e-3, 1.0):
         case = sharp_case(torch.float64)
         with torch.no_grad():
@@ -218,6 +220,16 @@ def test_kl_is_measured_after_the_update_and_never_clamped() -> None:
         assert found["kl"] == pytest.approx((x + torch.expm1(-x)).mean().item(), rel=1e-9, abs=1e-12)
         assert found["kl"] == 0.0 if lr == 0.0 else found["kl"] > 0.0
     assert found["kl"] > 10.0
+
+
+@pytest.mark.parametrize(("answers", "looked_at"), [(5, 5), (100, 8), (800, 25), (2000, 29)])
+def test_a_few_trajectories_show_how_far_an_update_moved(answers: int, looked_at: int) -> None:
+    """Of 45 trained tokens all; of 900 and 7,200 a thirty-second, 64 at least; of 18,000 no more than 256."""
+    tokens = tuple(range(10))
+    columns = {"behavior_logp": (0.0,) * 10, "versions": (0,) * 10, "kept_logmass": (0.0,) * 10}
+    masks = [(False,) * 10, (False, *(True,) * 9)]
+    batch = pack_sequences([Sequence(tokens=tokens, mask=mask, **columns) for mask in masks * answers])
+    assert PolicyLearner._probe(batch) == list(range(1, 2 * looked_at, 2)), "every other one is not trained on"
 
 
 def simple(model: nn.Module, **changes: Any) -> PolicyLearner:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from novarl.core.errors import NovaError
-from novarl.models import attention
-from novarl.models.attention import Alone, Brief, Shared, choose_kernel, packed_attention, packing
+from novarl.models import attention, packing
+from novarl.models.attention import choose_kernel, packed_attention
+from novarl.models.packing import Alone, Brief, Kernel, Shared, cuts, packing_of
 from novarl.models.prefix import Group
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -46,11 +47,11 @@ def flash_attn_varlen_func(
 @pytest.mark.parametrize("kernel", ["flash", "eager"])
 @pytest.mark.parametrize("groups", [GROUPS, LONG])
 @pytest.mark.parametrize("scale", [None, 0.5])
-@pytest.mark.parametrize("short", [0, attention.SHORT])
+@pytest.mark.parametrize("short", [0, packing.SHORT])
 def test_every_kernel_gives_the_same(
-    kernel: attention.Kernel, scale: float | None, groups: list[Group], short: int, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, scale: float | None, groups: list[Group], short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "SHORT", short)
+    monkeypatch.setattr(packing, "SHORT", short)
     fake = SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
     monkeypatch.setitem(sys.modules, "flash_attn", fake)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
@@ -61,8 +62,8 @@ def test_every_kernel_gives_the_same(
     ]
     upstream = torch.randn(shapes[0], generator=generator, dtype=torch.float64)
 
-    def through(kernel: attention.Kernel) -> tuple[Tensor, ...]:
-        mixed = packed_attention(query, key, value, packing(groups, CPU, kernel), scale=scale)
+    def through(kernel: Kernel) -> tuple[Tensor, ...]:
+        mixed = packed_attention(query, key, value, packing_of(groups, CPU, kernel), scale=scale)
         return mixed, *torch.autograd.grad(mixed, states, upstream)
 
     for ours, sdpa in zip(through(kernel), through("sdpa"), strict=True):
@@ -70,11 +71,11 @@ def test_every_kernel_gives_the_same(
 
 
 def test_short_neighbours_are_one_call() -> None:
-    (only,) = packing(GROUPS, CPU).steps
+    (only,) = packing_of(GROUPS, CPU).steps
     assert isinstance(only, Brief) and only.rows.shape == (9, 16) and only.tokens == 43
-    kinds = [type(step) for step in packing([Group(5), Group(600), *GROUPS[2:], Group(600, (4,))], CPU).steps]
+    kinds = [type(step) for step in packing_of([Group(5), Group(600), *GROUPS[2:], Group(600, (4,))], CPU).steps]
     assert kinds == [Alone, Alone, Brief, Shared]
-    assert [type(step) for step in packing([Group(5), Group(5)], CPU).steps] == [Alone], "equally long: as they lie"
+    assert [type(step) for step in packing_of([Group(5), Group(5)], CPU).steps] == [Alone], "equally long: as they lie"
 
 
 def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +97,11 @@ def test_flash_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_calls_are_cut_where_padding_would_cost_more_than_a_call() -> None:
-    (alike,) = packing([Group(20, (60, 58, 64, 61))], CPU).steps
-    (apart,) = packing([Group(256, (4, 5, 128))], CPU).steps
-    assert isinstance(alike, attention.Shared) and isinstance(apart, attention.Shared)
-    assert [call.rows.shape for call in alike.calls] == [(4, 64)]
-    assert [call.rows.shape for call in apart.calls] == [(2, 5), (1, 128)]
+    (alike,) = packing_of([Group(20, (60, 58, 64, 61))], CPU).steps
+    (apart,) = packing_of([Group(256, (4, 5, 128))], CPU).steps
+    assert isinstance(alike, Shared) and isinstance(apart, Shared)
+    assert [call.shape for call in alike.calls] == [(4, 64)]
+    assert [call.shape for call in apart.calls] == [(2, 5), (1, 128)]
 
 
 def test_long_queries_are_cut_and_see_no_future(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,17 +115,17 @@ def test_long_queries_are_cut_and_see_no_future(monkeypatch: pytest.MonkeyPatch)
     )
     tokens = sum(group.tokens for group in LONG)
     query, key = torch.randn(1, 4, tokens, 8), torch.randn(1, 2, tokens, 8)
-    packed_attention(query, key, key, packing(LONG, CPU))
+    packed_attention(query, key, key, packing_of(LONG, CPU))
     alone = [(256, 256), (256, 512), (88, 600)]
     rests = [(256, 286), (256, 542), (88, 630), (256, 286), (256, 542), (108, 650)]
     assert shapes == [*alone, (30, 30), (7, 37), *rests, (780, 780), (300, 300)]
-    assert attention._cuts(341, CPU, causal=True) == [0, 341]
-    assert attention._cuts(342, CPU, causal=True) == [0, 256, 342]
-    assert attention._cuts(5000, CUDA, causal=False) == [0, 5000]
+    assert cuts(341, CPU, causal=True) == [0, 341]
+    assert cuts(342, CPU, causal=True) == [0, 256, 342]
+    assert cuts(5000, CUDA, causal=False) == [0, 5000]
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-def test_what_nobody_reads_is_left_out_of_the_last_layer(kernel: attention.Kernel) -> None:
+def test_what_nobody_reads_is_left_out_of_the_last_layer(kernel: Kernel) -> None:
     """Of sequences alone, equally long and not, and of groups: what is read is the same, and so is its gradient."""
     groups = [Group(100), Group(100), Group(30), Group(400), Group(90, (300, 12)), Group(200, (5,)), Group(70)]
     begins = [0, 100, 200, 230, 630, 1032, 1237]
@@ -140,7 +141,7 @@ def test_what_nobody_reads_is_left_out_of_the_last_layer(kernel: attention.Kerne
     upstream = torch.randn(1, 4, len(read), 8, generator=generator, dtype=torch.float64)
 
     def through(*, last: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
-        mixed = packed_attention(*states, packing(groups, CPU, kernel, read=read), last=last)
+        mixed = packed_attention(*states, packing_of(groups, CPU, kernel, read=read), last=last)
         return mixed, torch.autograd.grad(mixed[:, :, read], states, upstream)
 
     (every, wanted), (some, found) = through(last=False), through(last=True)
@@ -148,7 +149,7 @@ def test_what_nobody_reads_is_left_out_of_the_last_layer(kernel: attention.Kerne
     for ours, exact in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-12)
     left_out = (some == 0).all(dim=(0, 1, 3))
-    unread = {begin: attention._unread(groups, read)[number] for number, begin in enumerate(begins)}
+    unread = {begin: packing._unread(groups, read)[number] for number, begin in enumerate(begins)}
     assert unread == {0: 80, 100: 65, 200: 5, 230: 320, 630: 89, 1032: 200, 1237: 70}
     assert left_out.sum() == sum(count for count in unread.values() if count >= attention.UNREAD)
     assert not left_out[read].any()

@@ -12,11 +12,12 @@ import transformers
 
 from novarl.core.errors import NovaError
 from novarl.models import hugging_face
-from novarl.models.attention import causal_attention, packing
+from novarl.models.attention import causal_attention
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import packs
 from novarl.models.hugging_face import enable_packing, packing_sdpa
 from novarl.models.load import load
+from novarl.models.packing import packing_of
 from novarl.models.prefix import Group
 
 SHAPE: dict[str, Any] = {
@@ -29,7 +30,7 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": None,
 }
 
-SIX = packing([Group(4), Group(2)], torch.device("cpu"))
+SIX = packing_of([Group(4), Group(2)], torch.device("cpu"))
 
 
 def llama(**changes: Any) -> transformers.LlamaConfig:

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from novarl.models.attention import packed_attention, packing
+from novarl.models.attention import packed_attention
+from novarl.models.packing import packing_of
 from novarl.models.prefix import TOLL, Group, common_beginnings, find_groups, groups_of, unique_places
 
 A, B = tuple(range(100, 120)), tuple(range(200, 230))
@@ -73,6 +74,6 @@ def test_there_and_back(rows: list[tuple[int, ...]]) -> None:
         query, key, value = (t[tokens] + v[positions] for t, v in zip(table, vary, strict=True))
         return tuple(x.transpose(0, 1)[None] for x in (query, key[:, :2], value[:, :2]))  # type: ignore[return-value]
 
-    shared = packed_attention(*states(tokens[kept], positions[kept]), packing(groups, tokens.device))
-    apart = packed_attention(*states(tokens, positions), packing([Group(n) for n in lengths], tokens.device))
+    shared = packed_attention(*states(tokens[kept], positions[kept]), packing_of(groups, tokens.device))
+    apart = packed_attention(*states(tokens, positions), packing_of([Group(n) for n in lengths], tokens.device))
     torch.testing.assert_close(shared[:, :, spread], apart, rtol=1e-12, atol=1e-12)

@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup check demo train_smoke train_quick train_full lint format test certificates oracles test-kill test-real \
-        bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks \
+        bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks bench-rates \
         bench-rm-ppo bench-reviews \
         tensorboard requirements wheel clean
 
@@ -127,6 +127,10 @@ bench: export VLLM_VENV := $(VLLM_VENV)
 bench: export PLAIN_VENV := $(PLAIN_VENV)
 bench: $(STAMP) $(PEERS_VENV)/.installed $(PLAIN_VENV)/.installed $(if $(filter W7,$(or $(WORKLOAD),W7)),$(VLLM_VENV)/.installed) ## we and TRL side by side; one workload, more rounds: make bench WORKLOAD=W2 ROUNDS=9
 	$(PY) -m benchmarks.performance $(if $(WORKLOAD),--workload $(WORKLOAD)) --rounds $(ROUNDS) --device $(DEVICE) $(ARGS)
+
+bench-rates: export PEERS_VENV := $(PEERS_VENV)
+bench-rates: $(STAMP) $(PEERS_VENV)/.installed ## W4 at five learning rates, ours and TRL's: each side has its best in `make bench`
+	$(PY) -m benchmarks.rates $(ARGS)
 
 bench-smoke: $(STAMP) ## the smoke run over three seeds, and with shuffled rewards
 	$(PY) -m benchmarks.smoke $(ARGS)

@@ -2,7 +2,8 @@
 
 Both sides start from the same supervised checkpoint, take the same prompts in the same order and are measured every
 EVERY steps. TRL's evaluations happen in its run and are taken off its clock. Our runs are bit-reproducible, so one with
-evaluations finds the step, and the same one without any, which stops there, is timed.
+evaluations finds the step, and the same one without any, which stops there, is timed. Each side has the learning rate
+with which it needs the fewest steps (`make bench-rates`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from benchmarks.sides import PEERS, Place, Run, Side, peer_python
 from novarl.tasks.registry import find_task
 
 ENOUGH, EVERY, MOST = 0.9, 2, 120
-PROMPTS, SAMPLES, RATE, LONGEST = 16, 8, 5e-4, 8
+PROMPTS, SAMPLES, LONGEST = 16, 8, 8
+OUR_RATE, TRL_RATE = 7e-4, 1e-3
 
 
 def start(place: Place) -> Path:
@@ -32,8 +34,8 @@ def start(place: Place) -> Path:
     return next((run_dir / "checkpoints").glob("warmup-*/model"))
 
 
-def until_good_ours(*extra: str) -> Side:
-    return lambda place: _ours(place, extra)
+def until_good_ours(*extra: str, rate: float = OUR_RATE) -> Side:
+    return lambda place: _ours(place, [*extra, f"optim.lr={rate:g}"])
 
 
 def _ours(place: Place, extra: Sequence[str]) -> Run:
@@ -57,13 +59,10 @@ def _ours(place: Place, extra: Sequence[str]) -> Run:
     if (steps := next((int(line["step"]) for _, line in scored if good(line)), None)) is None:
         raise SystemExit(f"our run of seed {place.round} did not reach {ENOUGH:.0%} in {MOST} steps")
     began, timed = run("timed", f"steps={steps}", "eval.n=1")
-    return _reached([0.0, *(time - began for time, _ in timed)], steps, {"seed": place.round})
+    return _reached([0.0, *(time - began for time, _ in timed)], steps, {"seed": place.round, "words": list(extra)})
 
 
-def until_good_trl(per_device: int, rate: float = RATE) -> Side:
-    """TRL, which may have a learning rate of its own: of 5e-4, 1e-3, 2e-3, and 1e-3 with two passes, 1e-3 needs the
-    fewest steps (medians of three seeds: 22, 14, 41, 25). Ours has the task's, RATE, the default of `task=sort`."""
-
+def until_good_trl(per_device: int, *, rate: float = TRL_RATE) -> Side:
     def side(place: Place) -> Run:
         task, folder = find_task("sort"), place.out
         train = [{"prompt": row["messages"], "answer": row["answer"]} for row in task.rows("train")]

@@ -140,7 +140,9 @@ def race(p: Tensor, stream: Tensor, position: Tensor) -> Tensor:
 
 
 def _two_heats(p: Tensor, stream: Tensor, position: Tensor) -> Tensor:
-    mass = torch.nn.functional.pad(p, (0, -p.shape[-1] % _HEAT)).unflatten(-1, (-1, _HEAT))
+    if lacking := -p.shape[-1] % _HEAT:
+        p = torch.nn.functional.pad(p, (0, lacking))
+    mass = p.unflatten(-1, (-1, _HEAT))
     noise = exponential_noise(stream, position, mass.shape[1] + _HEAT)
     first, second = noise[:, : mass.shape[1]], noise[:, mass.shape[1] :]
     group = (first / mass.sum(-1)).argmin(-1)

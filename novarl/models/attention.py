@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from novarl.core.errors import NovaError
-from novarl.models.packing import Alone, Brief, Kernel, Packing, Ragged, Shared, cuts, past
+from novarl.models.packing import Alone, Gathered, Kernel, Packing, Ragged, cuts, past
 from novarl.models.small_attention import is_small, small_attention
 
 PACKING_ATTENTION = "novarl_sdpa"
@@ -96,10 +96,8 @@ def packed_attention(
     eager = packed.kernel == "eager"
     mixed = []
     for (q, k, v), step in zip(parts, packed.steps, strict=True):
-        if isinstance(step, Brief):
-            mixed.append(_brief_attention(q, k, v, step, scale=scale, eager=eager))
-        elif isinstance(step, Shared):
-            mixed.append(_group_attention(q, k, v, step, scale=scale, eager=eager, last=last))
+        if isinstance(step, Gathered):
+            mixed.append(_gathered(q, k, v, step, scale=scale, eager=eager, last=last))
         else:
             mixed.append(_alone(q, k, v, step, scale=scale, eager=eager, last=last))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
@@ -148,35 +146,21 @@ def _alone(
     return torch.cat([_late(q, k, v, skip, scale=scale, eager=eager) for q, k, v, skip in parts], dim=2)
 
 
-def _group_attention(
-    query: Tensor, key: Tensor, value: Tensor, group: Shared, *, scale: float | None, eager: bool, last: bool
+def _gathered(
+    query: Tensor, key: Tensor, value: Tensor, step: Gathered, *, scale: float | None, eager: bool, last: bool
 ) -> Tensor:
-    """The prefix sees itself; each rest sees the prefix and itself."""
-    parts = (tensor.split([group.prefix, group.rests], dim=2) for tensor in (query, key, value))
-    (first, queries), (first_key, keys), (first_value, values) = parts
-    begun = _late(first, first_key, first_value, group.unread if last else 0, scale=scale, eager=eager)
-    if not group.calls:  # sequences that are all alike to their end
-        return begun
-    found = [
-        _attend(
-            _rows(queries, rows),
-            _behind(first_key, keys, rows),
-            _behind(first_value, values, rows),
-            scale=scale,
-            eager=eager,
-        )
-        for rows in group.calls
-    ]
-    mixed = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in found])
-    return torch.cat([begun, mixed.index_select(0, group.order).transpose(0, 1)[None]], dim=2)
-
-
-def _brief_attention(
-    query: Tensor, key: Tensor, value: Tensor, step: Brief, *, scale: float | None, eager: bool
-) -> Tensor:
-    """One causal call for all: padding stands on the right, where no token looks."""
-    mixed = _attend(*(_rows(tensor, step.rows) for tensor in (query, key, value)), scale=scale, eager=eager)
-    return mixed.transpose(1, 2).flatten(0, 1).index_select(0, step.order).transpose(0, 1)[None]
+    """The calls of a step. Queries and keys are gathered for all of them at once, token by token."""
+    calls = step.calls
+    sizes = [call.sequences * call.queries for call in calls], [call.sequences * call.keys for call in calls]
+    queries = query[0].transpose(0, 1).index_select(0, step.queries).split(sizes[0])
+    keys, values = (tensor[0].transpose(0, 1).index_select(0, step.keys).split(sizes[1]) for tensor in (key, value))
+    mixed = []
+    for call, *tokens in zip(calls, queries, keys, values, strict=True):
+        q, k, v = (part.unflatten(0, (call.sequences, -1)).transpose(1, 2) for part in tokens)
+        found = _late(q, k, v, call.unread if last else 0, scale=scale, eager=eager)
+        mixed.append(found.transpose(1, 2).flatten(0, 1))
+    rows = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+    return rows.index_select(0, step.order).transpose(0, 1)[None]
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged, *, scale: float | None) -> Tensor:
@@ -196,13 +180,3 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged, *, scale: 
         causal=True,
     )
     return mixed.transpose(0, 1)[None]
-
-
-def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """[1, H, M, D] at `rows` [G, L] of the packed axis -> [G, H, L, D]."""
-    return tensor[0].transpose(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2)
-
-
-def _behind(prefix: Tensor, tensor: Tensor, rows: Tensor) -> Tensor:
-    """The prefix [1, H, P, D] before each of `rows` [G, L]: [G, H, P + L, D]."""
-    return torch.cat([prefix.expand(len(rows), -1, -1, -1), _rows(tensor, rows)], dim=2)

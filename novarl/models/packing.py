@@ -7,10 +7,13 @@ what it saves, several go together: `packing_of` weighs the two.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import accumulate, groupby, islice, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from novarl.models.prefix import Group
@@ -35,6 +38,16 @@ CUT = 256
 blocks of 512 keys; with fewer queries at a time, each piece over the keys up to its end, less of it is hidden."""
 
 
+Placed = tuple[range, tuple[range, ...]]
+"""A sequence of a call: where the tokens before its own lie, and where its own."""
+
+
+class _Kind(Enum):
+    ALONE = auto()
+    SHARED = auto()
+    SHORT = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Alone:
     """Neighbours that share nothing: their lengths, and how many tokens at the start of each nobody reads."""
@@ -47,38 +60,31 @@ class Alone:
         return sum(self.lengths)
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """How a group is computed: `prefix` tokens causally, of which nobody reads the first `unread`, then the calls.
+class Call(NamedTuple):
+    """One call of attention: sequences [G] padded on the right to the longest, each with L queries at the end of its K
+    keys; nobody reads the first `unread` queries of any."""
 
-    A call attends to rests that are padded on the right to the longest of them: [G, L] says where their tokens lie
-    among the group's `rests` tokens (anywhere, for padding). `order` [rests] puts what all calls give in order again.
-    """
-
-    prefix: int
-    rests: int
-    calls: tuple[Tensor, ...]
-    order: Tensor
-    unread: int
-
-    @property
-    def tokens(self) -> int:
-        return self.prefix + self.rests
+    sequences: int
+    queries: int
+    keys: int
+    unread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
-    """Neighbouring groups of short sequences: `rows` [S, L] is where the tokens of each sequence lie among the step's
-    `tokens` (anywhere, for padding on its right); `order` [tokens] finds each of those among the S x L computed, a
-    shared one in the first sequence that has it."""
+class Gathered:
+    """Neighbours attended to in `calls`, which take their queries and keys one after another from `queries` [sum G L]
+    and `keys` [sum G K]: where each lies among the step's `tokens` (anywhere, for padding). `order` [tokens] finds each
+    token among all queries."""
 
     tokens: int
-    rows: Tensor
+    calls: tuple[Call, ...]
+    queries: Tensor
+    keys: Tensor
     order: Tensor
 
 
 class Ragged(NamedTuple):
-    """The same for a kernel that takes ragged sequences: queries as they lie, keys gathered by `keys`, and where each
+    """Everything for a kernel that takes ragged sequences: queries as they lie, keys gathered by `keys`, and where each
     piece begins and ends, int32 [pieces + 1]; queries stand at the end of their keys."""
 
     keys: Tensor
@@ -92,11 +98,11 @@ class Ragged(NamedTuple):
 class Packing:
     """Sequences packed on one axis of `tokens` tokens; groups of them share a prefix, which is there once.
 
-    `steps` are, in order: neighbours that share nothing, a group that shares, or groups of short sequences. Made once
-    for a forward pass (`packing_of`), used by every layer.
+    `steps` are, in order: neighbours that share nothing and lie as they are wanted, or what has to be gathered. Made
+    once for a forward pass (`packing_of`), used by every layer.
     """
 
-    steps: tuple[Alone | Shared | Brief, ...]
+    steps: tuple[Alone | Gathered, ...]
     sizes: tuple[int, ...]
     kernel: Kernel = "sdpa"
     ragged: Ragged | None = None
@@ -113,19 +119,19 @@ def packing_of(
     rising) are the places on it whose last hidden states anyone looks at; None: all of them."""
     if kernel == "flash":
         return Packing((), tuple(group.tokens for group in groups), kernel, _ragged(groups, device))
-    steps: list[Alone | Shared | Brief] = []
+    steps: list[Alone | Gathered] = []
     unread = iter(_unread(groups, read))
     for kind, run in groupby(groups, key=_kind):
         members = list(run)
         skipped = tuple(islice(unread, len(members)))
         lengths = tuple(group.prefix for group in members)
         alone = not any(group.rests for group in members)
-        if kind is Brief and len(members) > 1 and not (alone and len(set(lengths)) == 1):
-            steps.append(_brief(members, device))
+        if kind is _Kind.SHORT and len(members) > 1 and not (alone and len(set(lengths)) == 1):
+            steps.append(_short(members, device))
         elif alone:
             steps.append(Alone(lengths, skipped))
         else:
-            steps += [_shared(group, skip, device) for group, skip in zip(members, skipped, strict=True)]
+            steps.append(_shared(members, skipped, device))
     return Packing(tuple(steps), tuple(step.tokens for step in steps), kernel)
 
 
@@ -156,59 +162,87 @@ def past(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def _shared(group: Group, unread: int, device: torch.device) -> Shared:
-    """The calls that compute `group`."""
-    prefix, rests = group
-    begins = torch.tensor([0, *rests]).cumsum(0)
-    calls: list[Tensor] = []
-    order = torch.empty(sum(rests), dtype=torch.int64)
-    done = 0
-    for members in _calls(prefix, rests, device):
-        length = rests[members[-1]]
-        within = torch.arange(length)
-        rows = begins[members, None] + within
-        real = within < torch.tensor([[rests[member]] for member in members])
-        order[rows[real]] = done + real.flatten().nonzero().flatten()
-        done += real.numel()
-        calls.append(rows.where(real, 0).to(device))
-    return Shared(prefix, sum(rests), tuple(calls), order.to(device), unread)
-
-
-def _kind(group: Group) -> type[Alone | Shared | Brief]:
+def _kind(group: Group) -> _Kind:
     if group.prefix + max(group.rests, default=0) <= SHORT:
-        return Brief
-    return Shared if group.rests else Alone
+        return _Kind.SHORT
+    return _Kind.SHARED if group.rests else _Kind.ALONE
 
 
-def _brief(groups: Sequence[Group], device: torch.device) -> Brief:
-    """The one call that computes `groups`."""
-    rows: list[list[int]] = []
-    order: list[tuple[int, int]] = []
-    begin = 0
+def _short(groups: Sequence[Group], device: torch.device) -> Gathered:
+    """One call for all, each sequence with its own copy of what it shares."""
+    nothing = range(0)
+    every: list[Placed] = [
+        (nothing, (prefix, rest)) for prefix, rests in _places(groups) for rest in rests or [nothing]
+    ]
+    return _gathered([(every, 0)], groups, device)
+
+
+def _shared(groups: Sequence[Group], unread: Sequence[int], device: torch.device) -> Gathered:
+    """Prefixes see themselves, rests see their prefix and themselves: those that see as much and are about as long
+    together."""
+    calls: list[tuple[list[Placed], int]] = []
+    behind: dict[int, list[tuple[range, range]]] = defaultdict(list)
+    places = _places(groups)
+    for prefix, rests in places:
+        behind[len(prefix)] += ((prefix, rest) for rest in rests)
+    for members in _calls(0, [len(prefix) for prefix, _ in places], device):
+        alike: list[Placed] = [(range(0), (places[member][0],)) for member in members]
+        calls.append((alike, min(unread[member] for member in members)))
+    for before, every in behind.items():
+        for members in _calls(before, [len(rest) for _, rest in every], device):
+            calls.append(([(every[member][0], (every[member][1],)) for member in members], 0))
+    return _gathered(calls, groups, device)
+
+
+def _places(groups: Sequence[Group]) -> list[tuple[range, list[range]]]:
+    """Where the prefix and the rests of each group lie."""
+    found, begin = [], 0
     for prefix, rests in groups:
-        order += ((len(rows), place) for place in range(prefix))
-        at = begin + prefix
-        for rest in rests or (0,):
-            order += ((len(rows), prefix + place) for place in range(rest))
-            rows.append([*range(begin, begin + prefix), *range(at, at + rest)])
-            at += rest
-        begin = at
-    width = max(map(len, rows))
-    padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    found = torch.tensor([row * width + place for row, place in order])
-    return Brief(begin, padded.to(device), found.to(device))
+        bounds = [*accumulate(rests, initial=begin + prefix)]
+        found.append((range(begin, begin + prefix), [range(*pair) for pair in pairwise(bounds)]))
+        begin = bounds[-1]
+    return found
 
 
-def _calls(prefix: int, rests: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Which rests are computed together, each list from its shortest to its longest: the cut of the sorted rests with
-    the least of pairs, padding included, and `CALL` for every call. Empty rests are left out."""
-    order = sorted((index for index, rest in enumerate(rests) if rest > 0), key=lambda index: rests[index])
-    best: list[tuple[int, int]] = [(0, 0)]
-    for end in range(1, len(order) + 1):
-        pieces = cuts(rests[order[end - 1]], device, causal=False)
-        pairs = sum((stop - start) * (prefix + stop) for start, stop in pairwise(pieces))
+def _gathered(calls: Sequence[tuple[Sequence[Placed], int]], groups: Sequence[Group], device: torch.device) -> Gathered:
+    """The step of calls, each given by its sequences (the tokens before, the same number in all, and its own) and how
+    many tokens at their beginning nobody reads."""
+    tokens = sum(group.tokens for group in groups)
+    lengths = [[sum(map(len, own)) for _, own in sequences] for sequences, _ in calls]
+    made = [
+        Call(len(found), max(found), len(sequences[0][0]) + max(found), unread)
+        for found, (sequences, unread) in zip(lengths, calls, strict=True)
+    ]
+    count = np.arange(max(tokens, sum(call.sequences * call.queries for call in made)))
+    queries, keys, order, at = [], [], np.empty(tokens, np.int64), 0
+    for call, (sequences, _), found in zip(made, calls, lengths, strict=True):
+        for (before, own), length in zip(sequences, found, strict=True):
+            row, begin = [count[part.start : part.stop] for part in own], at
+            for part in own:
+                order[part.start : part.stop] = count[begin : begin + len(part)]
+                begin += len(part)
+            at += call.queries
+            row.append(np.zeros(call.queries - length, np.int64))
+            queries += row
+            keys += [count[before.start : before.stop], *row]
+    index = (torch.from_numpy(places).to(device) for places in (np.concatenate(queries), np.concatenate(keys), order))
+    return Gathered(tokens, tuple(made), *index)
+
+
+def _calls(before: int, lengths: Sequence[int], device: torch.device) -> list[list[int]]:
+    """Which sequences are computed together, after `before` tokens that each sees, each list from its shortest to its
+    longest: the cut of the sorted lengths with the least of pairs, padding included, and `CALL` for every call. Empty
+    ones are left out."""
+    order = sorted((index for index, length in enumerate(lengths) if length > 0), key=lambda index: lengths[index])
+    ends = [
+        end for end in range(1, len(order) + 1) if end == len(order) or lengths[order[end]] > lengths[order[end - 1]]
+    ]
+    best: dict[int, tuple[int, int]] = {0: (0, 0)}
+    for end in ends:
+        pieces = cuts(lengths[order[end - 1]], device, causal=False)
+        pairs = sum((stop - start) * (before + stop) for start, stop in pairwise(pieces))
         call = CALL * (len(pieces) - 1)
-        best.append(min((best[begin][0] + (end - begin) * pairs + call, begin) for begin in range(end)))
+        best[end] = min((cost + (end - begin) * pairs + call, begin) for begin, (cost, _) in best.items())
     found: list[list[int]] = []
     end = len(order)
     while end > 0:

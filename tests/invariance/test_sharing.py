@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from novarl.distributed.ranks import Ranks
 from novarl.learn.plan import plan
 from novarl.models import attention, forward, packing, small_attention
-from novarl.models.packing import Brief, Shared
+from novarl.models.packing import Gathered
 from novarl.models.prefix import Group, find_groups, unique_places
 from tests.invariance.families import family_policy
 from tests.invariance.gradients import LIMITS, WHOLE, Case, Limits, distance, gradient, make_case, sharp_case
@@ -70,16 +70,29 @@ def test_a_plan_counts_what_is_computed() -> None:
         assert sum(groups.count(group) == batch.group.tolist().count(group) for group in set(groups)) > 0
 
 
-def sees_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rests are attended to as one sequence."""
-    made = packing._shared
+def changed(maker: str, change: Callable[[Gathered], Gathered]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A fault in the steps that a function of `packing` plans."""
 
-    def leaking(*args: object) -> Shared:
-        group = made(*args)  # type: ignore[arg-type]
-        rows = torch.arange(group.rests)[None]
-        return replace(group, calls=(rows,), order=rows[0])
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        made = getattr(packing, maker)
+        monkeypatch.setattr(packing, maker, lambda *args: change(made(*args)))
 
-    monkeypatch.setattr(packing, "_shared", leaking)
+    return plant
+
+
+def sees_its_neighbours(step: Gathered) -> Gathered:
+    """Each sequence has the keys of the one before."""
+    return replace(step, keys=rolled(step.keys, [(call.sequences, call.keys) for call in step.calls]))
+
+
+def takes_its_neighbours(step: Gathered) -> Gathered:
+    """What is found for a sequence is that of the one before."""
+    return replace(step, queries=rolled(step.queries, [(call.sequences, call.queries) for call in step.calls]))
+
+
+def rolled(places: Tensor, shapes: list[tuple[int, int]]) -> Tensor:
+    parts = places.split([rows * width for rows, width in shapes])
+    return torch.cat([part.view(shape).roll(1, 0).flatten() for part, shape in zip(parts, shapes, strict=True)])
 
 
 def sees_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,17 +105,6 @@ def sees_the_future_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         attention, "small_attention", lambda q, k, v, *, scale: whole(q, k, v, scale=scale, enable_gqa=True)
     )
-
-
-def takes_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short sequences: what is found is that of the sequence before."""
-    made = packing._brief
-
-    def turned(*args: object) -> Brief:
-        step = made(*args)  # type: ignore[arg-type]
-        return replace(step, rows=step.rows.roll(1, 0))
-
-    monkeypatch.setattr(packing, "_brief", turned)
 
 
 def on_the_row(change: Callable[[Tensor, list[Group]], Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -142,10 +144,12 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "short", "few"),
     [
-        (sees_its_neighbours, 0, 0),
+        (changed("_shared", sees_its_neighbours), 0, 0),
+        (changed("_shared", takes_its_neighbours), 0, small_attention.FEW),
         (sees_the_future, 0, 0),
         (sees_the_future_of_few, 0, small_attention.FEW),
-        (takes_its_neighbours, packing.SHORT, small_attention.FEW),
+        (changed("_short", sees_its_neighbours), packing.SHORT, 0),
+        (changed("_short", takes_its_neighbours), packing.SHORT, small_attention.FEW),
         (on_the_row(later), packing.SHORT, small_attention.FEW),
         (once, packing.SHORT, small_attention.FEW),
     ],

@@ -13,7 +13,7 @@ from torch import Tensor
 from novarl.core.errors import NovaError
 from novarl.models import attention, packing
 from novarl.models.attention import choose_kernel, packed_attention
-from novarl.models.packing import Alone, Brief, Kernel, Shared, cuts, packing_of
+from novarl.models.packing import Alone, Call, Gathered, Kernel, cuts, packing_of
 from novarl.models.prefix import Group
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -72,9 +72,9 @@ def test_every_kernel_gives_the_same(
 
 def test_short_neighbours_are_one_call() -> None:
     (only,) = packing_of(GROUPS, CPU).steps
-    assert isinstance(only, Brief) and only.rows.shape == (9, 16) and only.tokens == 43
+    assert isinstance(only, Gathered) and only.calls == (Call(9, 16, 16),) and only.tokens == 43
     kinds = [type(step) for step in packing_of([Group(5), Group(600), *GROUPS[2:], Group(600, (4,))], CPU).steps]
-    assert kinds == [Alone, Alone, Brief, Shared]
+    assert kinds == [Alone, Alone, Gathered, Gathered]
     assert [type(step) for step in packing_of([Group(5), Group(5)], CPU).steps] == [Alone], "equally long: as they lie"
 
 
@@ -99,9 +99,16 @@ def test_flash_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -
 def test_calls_are_cut_where_padding_would_cost_more_than_a_call() -> None:
     (alike,) = packing_of([Group(20, (60, 58, 64, 61))], CPU).steps
     (apart,) = packing_of([Group(256, (4, 5, 128))], CPU).steps
-    assert isinstance(alike, Shared) and isinstance(apart, Shared)
-    assert [call.shape for call in alike.calls] == [(4, 64)]
-    assert [call.shape for call in apart.calls] == [(2, 5), (1, 128)]
+    assert isinstance(alike, Gathered) and isinstance(apart, Gathered)
+    assert alike.calls == (Call(1, 20, 20), Call(4, 64, 84))
+    assert apart.calls == (Call(1, 256, 256), Call(2, 5, 261), Call(1, 128, 384))
+
+
+def test_groups_share_calls_where_they_see_as_much() -> None:
+    """Prefixes of 70, 70 and 72 tokens see themselves; behind 70 tokens there are rests of two groups."""
+    (step,) = packing_of([Group(70, (9, 40, 9)), Group(72, (9, 9)), Group(70, (9, 38))], CPU).steps
+    assert isinstance(step, Gathered)
+    assert step.calls == (Call(3, 72, 72), Call(3, 9, 79), Call(2, 40, 110), Call(2, 9, 81))
 
 
 def test_long_queries_are_cut_and_see_no_future(monkeypatch: pytest.MonkeyPatch) -> None:

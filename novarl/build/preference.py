@@ -121,11 +121,13 @@ def _begin(
     state: dict[str, Any] | None,
     rows: Rows[Any],
 ) -> None:
+    device = next(base.policy.model.parameters()).device
     manifest = {
         "kind": config.kind,
         "seed": config.seed,
         "threads": torch.get_num_threads(),
         "ranks": session.ranks.size,
+        "device": str(device),
         "model": fingerprint(base.policy),
         "parameters": sum(parameter.numel() for parameter in base.policy.model.parameters()),
         "loss": plan.loss,
@@ -139,6 +141,7 @@ def _begin(
     session.bus.event(
         "start",
         run_dir=str(session.rundir.path),
+        device=str(device),
         seed=config.seed,
         model=config.model,
         attention=kernel_of(base.policy.model),

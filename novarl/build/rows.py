@@ -94,8 +94,10 @@ def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *,
         "answer_key": config.answer_key,
     }
     if task is not None:
+        held_out, counts = load_rl(raw(task.rows("held_out", seed=0)[: config.eval.n]), **options)
+        if isinstance(config, EvalConfig):
+            return Rows([], held_out, counts, bad)
         train, counts = load_rl(raw(task.rows("train", seed=0)), **options)
-        held_out, _ = load_rl(raw(task.rows("held_out", seed=0)[: config.eval.n]), **options)
         return Rows(train, held_out, counts, bad)
     assert config.data is not None
     prompts, counts = load_rl(config.data, **options, **keys)

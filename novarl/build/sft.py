@@ -78,11 +78,13 @@ def _begin(
     policy: Policy,
     rows: Rows[TokenSequence],
 ) -> None:
+    device = next(policy.model.parameters()).device
     manifest = {
         "kind": "sft",
         "seed": config.seed,
         "threads": torch.get_num_threads(),
         "ranks": session.ranks.size,
+        "device": str(device),
         "model": fingerprint(policy),
         "parameters": sum(parameter.numel() for parameter in policy.model.parameters()),
         "rows": rows.summary(),
@@ -95,6 +97,7 @@ def _begin(
     session.bus.event(
         "start",
         run_dir=str(session.rundir.path),
+        device=str(device),
         seed=config.seed,
         model=config.model,
         attention=kernel_of(policy.model),

@@ -1,7 +1,8 @@
-"""Norm, rotation and gate with backward passes that touch memory less often than autograd's.
+"""Norm, rotation and gate that touch memory less often than their plain forms, and backward passes less often than
+autograd's.
 
-The forward pass is the plain form, to the bit. Other devices have fused kernels of their own, and there the plain forms
-run.
+On a CPU the forward pass is the same to the bit with and without gradients, so that an update's ratios begin at exactly
+1. Other devices have fused kernels of their own, and there the plain forms run.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from torch.autograd.function import once_differentiable
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps) over the last axis, in the dtype of x and weight."""
-    if _pays(x, weight):
-        return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
-    return F.rms_norm(x, weight.shape, weight, eps)
+    if x.device.type != "cpu":
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns the pair (x_i, x_{i + half}) of every head by its position's angle; x [B, H, L, head_dim]."""
-    if _pays(x):
+    if x.device.type == "cpu":
         return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
-    return _turned(x, cos, sin)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def swiglu(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
@@ -54,8 +56,9 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        ctx.save_for_backward(x, weight, norm.square_().div_(x.size(-1)).add_(eps).rsqrt_())
-        return F.rms_norm(x, weight.shape, weight, eps)
+        scale = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
 
     @staticmethod
     @once_differentiable
@@ -77,17 +80,13 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin)
+        return _turned(x, cos.to(x.dtype), sin.to(x.dtype), 1.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = (angle.to(grad.dtype) for angle in ctx.saved_tensors)
-        back = torch.empty_like(grad)
-        (first, second), (left, right) = grad.chunk(2, dim=-1), back.chunk(2, dim=-1)
-        torch.mul(first, cos, out=left).addcmul_(second, sin)
-        torch.mul(second, cos, out=right).addcmul_(first, sin, value=-1.0)
-        return back, None, None
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos.to(grad.dtype), sin.to(grad.dtype), -1.0), None, None
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -125,6 +124,10 @@ class _GatedProduct(torch.autograd.Function):
         return torch.ops.aten.silu_backward(inner * up, gate), opened.mul_(inner), dweight
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, way: float) -> Tensor:
+    """Turned by the angles (1.0) or back (-1.0), into memory of its own."""
+    found = torch.empty_like(x)
+    (first, second), (left, right) = x.chunk(2, dim=-1), found.chunk(2, dim=-1)
+    torch.mul(first, cos, out=left).addcmul_(second, sin, value=-way)
+    torch.mul(second, cos, out=right).addcmul_(first, sin, value=way)
+    return found

@@ -91,10 +91,9 @@ def _goal(name: str, found: Mapping[str, Any]) -> list[object]:
     low, high = found["interval"]
     met = "yes" if found["met"] else "**NO**"
     # A goal that is missed by a hair should not look like one that is met.
-    digits = next(
-        (digits for digits in (3, 4, 5) if f"{found['value']:.{digits}g}" != f"{found['goal']:.{digits}g}"), 3
-    )
-    return [name, f"**{found['value']:.{digits}g}**", f"{low:.3g} to {high:.3g}", said, met]
+    value, goal = found["value"], found["goal"]
+    digits = next((digits for digits in (3, 4, 5) if f"{value:.{digits}g}" != f"{goal:.{digits}g}"), 3)
+    return [name, f"**{value:.{digits}g}**", f"{low:.3g} to {high:.3g}", said, met]
 
 
 def _floor_said(record: Mapping[str, Any], mine: Mapping[str, float]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import report
-from benchmarks.reaching import ENOUGH, EVERY, MOST, until_good_ours, until_good_trl
+from benchmarks.reaching import ENOUGH, EVERY, MOST, NotReachedError, until_good_ours, until_good_trl
 from benchmarks.sides import Place
 
 RATES = (5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3)
@@ -29,7 +29,7 @@ def main() -> int:
                 place = Place(home, home / "rates" / f"{name}-{rate:g}-{seed}", seed, prefix=arguments.prefix)
                 try:
                     steps.append(int(side(place).numbers["steps"]))
-                except SystemExit as never:
+                except NotReachedError as never:
                     print(never, flush=True)
                     steps.append(None)
             found[name][f"{rate:g}"] = steps

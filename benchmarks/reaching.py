@@ -23,6 +23,10 @@ PROMPTS, SAMPLES, LONGEST = 16, 8, 8
 OUR_RATE, TRL_RATE = 7e-4, 1e-3
 
 
+class NotReachedError(SystemExit):
+    """A run that ended as it should, but did not get good enough: a clear end, told apart from runs that failed."""
+
+
 def start(place: Place) -> Path:
     """The checkpoint: the built-in tiny model after the task's warm-up, made once."""
     run_dir = place.home / "start"
@@ -57,7 +61,7 @@ def _ours(place: Place, extra: Sequence[str]) -> Run:
 
     _, scored = run("scored", f"steps={MOST}", f"eval_every={EVERY}", "eval.n=500")
     if (steps := next((int(line["step"]) for _, line in scored if good(line)), None)) is None:
-        raise SystemExit(f"our run of seed {place.round} did not reach {ENOUGH:.0%} in {MOST} steps")
+        raise NotReachedError(f"our run of seed {place.round} did not reach {ENOUGH:.0%} in {MOST} steps")
     began, timed = run("timed", f"steps={steps}", "eval.n=1")
     return _reached([0.0, *(time - began for time, _ in timed)], steps, {"seed": place.round, "words": list(extra)})
 
@@ -96,7 +100,7 @@ def until_good_trl(per_device: int, *, rate: float = TRL_RATE) -> Side:
         found = place.run(command, [folder / "steps.jsonl"], ours=False)
         scores = [(line["at"], line["score"]) for _, line in found.lines if "score" in line]
         if scores[-1][1] < ENOUGH:
-            raise SystemExit(f"TRL's run of seed {place.round} did not reach {ENOUGH:.0%} in {MOST} steps")
+            raise NotReachedError(f"TRL's run of seed {place.round} did not reach {ENOUGH:.0%} in {MOST} steps")
         lines = [(time, line) for time, line in found.lines if line.get("step", 0) > 0]
         # A step's own evaluation comes before its line is written, and is in `paused` by then.
         times = [time - line["paused"] - found.started for time, line in lines]

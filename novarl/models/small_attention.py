@@ -1,4 +1,4 @@
-"""Causal attention over few keys as three batches of small matrix products, with a backward pass of five.
+"""Causal attention over few keys as two batches of small matrix products, with a backward pass of four.
 
 PyTorch's CPU kernel works through blocks made for long sequences. For some dozens of keys its blocks are mostly empty,
 and its backward pass computes the probabilities again; here they are kept, which few keys can afford.

@@ -75,8 +75,9 @@ def test_values_and_gradients_are_the_plain_forms(name: str) -> None:
     leaves = [value.clone().requires_grad_() for value in inputs]
     found, wanted = ours(*leaves), plain(*leaves)
     torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-15)
-    with torch.no_grad():
-        assert torch.equal(ours(*inputs), found), "an update's ratios would not begin at 1"
+    assert torch.equal(found, wanted) or not name.startswith("gate"), "the gate's forward pass is the plain form"
+    quiet = ours(*inputs)
+    assert torch.equal(quiet, found) and not quiet.requires_grad, "an update's ratios would not begin at 1"
     assert name.startswith("gate before") or type(found.grad_fn) is not type(wanted.grad_fn)
     towards = draw(*found.shape)
     for mine, theirs in zip(

@@ -126,8 +126,9 @@ class Step:
 
         return trl("grpo", settings, model=self.model, **trainer)
 
-    def floor(self, home: Path, run: Run, rates: Rates) -> dict[str, float]:
-        """The least seconds of a step whose answers are as long as the run's were."""
+    def floor(self, home: Path, runs: Mapping[str, Run], rates: Rates) -> dict[str, float]:
+        """The least seconds of a step whose answers are as long as ours were."""
+        run = runs["ours"]
         scale = run.numbers["tokens"] / sum(run.lengths)
         prompt = round(fmean(self.prompt_bytes)) + TEMPLATE
         answers = [length * scale for length in run.lengths]
@@ -183,7 +184,7 @@ class Offline:
 
         return ours(self.kind, words, model=self.model, prepared=self.kind == "dpo")
 
-    def floor(self, home: Path, run: Run, rates: Rates) -> dict[str, float]:
+    def floor(self, home: Path, runs: Mapping[str, Run], rates: Rates) -> dict[str, float]:
         """The least seconds of a step of rows as long as they are on average; a pair's prompt is counted once."""
         size, flops = Size.of(save_model(self.model, home)), 0.0
         drawn = self.draw()
@@ -262,8 +263,9 @@ def short_of_memory(case: Offline) -> Side:
     return side
 
 
-def sampling_floor(model: Shape, home: Path, run: Run, rates: Rates) -> dict[str, float]:
-    """The least seconds in which requests of a mean prompt could have got the run's answers."""
+def sampling_floor(model: Shape, home: Path, runs: Mapping[str, Run], rates: Rates) -> dict[str, float]:
+    """The least seconds in which requests of a mean prompt could have got our answers."""
+    run = runs["ours"]
     size, prompt = Size.of(save_model(model, home)), round(fmean(REQUEST)) + TEMPLATE
     found = floor_seconds(size, rates, prompt, len(run.lengths), run.lengths)
     return {"seconds": found["generation"]}

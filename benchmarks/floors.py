@@ -9,12 +9,14 @@ tokens that pass through the layers, H those that need the head, and `pairs` the
 
 A prompt is counted once for each group of answers, in sampling and in training, which both allow. The floor is training
 and prompts at the rate of large products, and decoding at the rate of products with as many rows as answers are sampled
-together, or the time to read the weights once a token where that is longer.
+together, or the time to read the weights once a token where that is longer. A command cannot be faster than what it
+has to import: its floor is a Python that imports torch, without collecting garbage meanwhile, and ends.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,19 +24,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-REPEATS = 7
+from benchmarks.sides import Run, our_python
+
+REPEATS, STARTS = 7, 3
 ROWS, DECODE_ROWS, WIDTH, INNER = 4096, 64, 512, 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measured: GFLOP/s of products in the shapes of training and of decoding, and GB/s from memory."""
+    """Measured: GFLOP/s of products in the shapes of training and of decoding, GB/s from memory, and the seconds in
+    which Python imports torch, and torch with transformers' Llama and tokenizer."""
 
     train_fp32: float
     decode_fp32: float
     train_bf16: float
     decode_bf16: float
     bandwidth: float
+    torch: float
+    transformers: float
+
+
+Floor = Callable[[Path, Mapping[str, Run], Rates], dict[str, float]]
+"""The least seconds of a side, in all or of its parts, given the runs of a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +119,20 @@ def measure(device: str) -> Rates:
         train_bf16=product(ROWS, torch.bfloat16),
         decode_bf16=product(DECODE_ROWS, torch.bfloat16),
         bandwidth=block.numel() * 4 / read / 1e9,
+        torch=_imported("import torch"),
+        transformers=_imported("import torch; from transformers import LlamaForCausalLM, PreTrainedTokenizerFast"),
     )
 
 
-def _best(work: Callable[[], object], wait: Callable[[], None]) -> float:
+def _imported(what: str) -> float:
+    """The best of STARTS, in processes of their own."""
+    command = [our_python(), "-c", f"import gc; gc.disable(); {what}"]
+    return _best(lambda: subprocess.run(command, check=True), lambda: None, STARTS)
+
+
+def _best(work: Callable[[], object], wait: Callable[[], None], repeats: int = REPEATS) -> float:
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         began = time.perf_counter()
         work()
         wait()

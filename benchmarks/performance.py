@@ -28,8 +28,6 @@ from benchmarks.performance_page import load, medians, number_said, write
 from benchmarks.sides import Place, Run
 from benchmarks.workloads import WORKLOADS, Goal, Workload
 
-PER_STEP = ("seconds", "seconds_per_token")
-"""Numbers of ours that are least at the floor."""
 DRAWS = 4000
 """Bootstrap resamples of an interval."""
 CLOSE = 1.25
@@ -84,19 +82,18 @@ def measure(
             found = workload.sides[side](replace(place, out=place.out / stamp, round=number))
             runs[side].append(found)
             print(f"{name} round {number + 1}: {side:13}", _said(workload, found), flush=True)
-    floor = _floor(workload, place, runs, rates)
+    floors = {side: _floored(workload, side, place, runs, rates) for side in workload.floors}
     best = winner(workload, runs)
     goals = {goal.name: judge(goal, runs, best) for goal in workload.goals}
     for goal in workload.goals:
-        if floor is not None and goal.over == "ours" and goal.number in PER_STEP and not goal.impossible:
-            share = median(run.numbers["seconds_share"] for run in runs["ours"])
-            goals[goal.name]["at_floor"] = goals[goal.name]["value"] / share
+        if not goal.impossible and (factor := reached(goal, runs)) is not None:
+            goals[goal.name]["at_floor"] = goals[goal.name]["value"] * factor
     return {
         "date": str(date.today()),
         "rounds": rounds,
         "best": best,
         "goals": goals,
-        "floor": floor,
+        "floors": floors,
         "rates": asdict(rates),
         "again": list(again),
         "threads": place.threads,
@@ -156,14 +153,26 @@ def ratio_of_medians(
     return median(above) / median(below), drawn[int(0.025 * DRAWS)], drawn[int(0.975 * DRAWS)]
 
 
-def _floor(workload: Workload, place: Place, runs: Mapping[str, list[Run]], rates: Rates) -> dict[str, float] | None:
-    """The least seconds of a step and of its parts; notes in each of our runs what share of them was reached."""
-    if workload.floor is None:
-        return None
-    floors = [workload.floor(place.home, run, rates) for run in runs["ours"]]
-    for run, floor in zip(runs["ours"], floors, strict=True):
-        run.numbers |= {f"{part}_share": least / run.numbers[part] for part, least in floor.items()}
+def _floored(
+    workload: Workload, side: str, place: Place, runs: Mapping[str, list[Run]], rates: Rates
+) -> dict[str, float]:
+    """A side's least seconds, in all and of its parts; notes in each of its runs what share of them was reached."""
+    floors = []
+    for index, run in enumerate(runs[side]):
+        together = {other: past[index] for other, past in runs.items() if index < len(past)}
+        floors.append(workload.floors[side](place.home, together, rates))
+        run.numbers |= {f"{part}_share": least / run.numbers[part] for part, least in floors[-1].items()}
     return {part: fmean(floor[part] for floor in floors) for part in floors[0]}
+
+
+def reached(goal: Goal, runs: Mapping[str, Sequence[Run]]) -> float | None:
+    """What the goal's value would be multiplied by, were the side of it that has a floor there."""
+    share = f"{'seconds' if goal.number == 'seconds_per_token' else goal.number}_share"
+    for side, power in ((goal.side, 1), (goal.over, -1)):
+        found = [run.numbers[share] for run in runs.get(side, ()) if share in run.numbers]
+        if found:
+            return float(median(found) ** power)
+    return None
 
 
 def line(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +191,7 @@ def line(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
         "goals": goals,
         "ours": middle["ours"],
         "peer": {"best": record["best"], **peers},
-        "floor": record["floor"],
+        "floor": record["floors"],
         "threads": record["threads"],
         "machine": record["machine"],
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
@@ -13,7 +12,7 @@ from benchmarks.workloads import WORKLOADS
 
 BINS = 8
 """Bars of a histogram of lengths."""
-WHOLE = {"seconds": "in all"}
+PARTS = {"seconds": "in all", "step_seconds": "a step", "first_step": "to the end of the first step"}
 DIGITS = {"memory_mb": 0, "tokens_per_second": 0, "tokens": 0, "steps": 0}
 ABOUT = """\
 Each side runs in a process of its own, in turn with the others, from the same weights file, prompts, hyper-parameters
@@ -68,8 +67,8 @@ def section(name: str, record: Mapping[str, Any]) -> str:
         parts.append(workload.notes)
     if record["again"]:
         parts.append(f"Measured again by itself, not in turn with the others: {', '.join(record['again'])}.")
-    if record["floor"]:
-        parts.append(_floor_said(record, middle["ours"]))
+    if record["floors"]:
+        parts.append(_floors_said(record, middle))
     if lengths := _histograms(record["runs"]):
         parts.append(lengths)
     settings = {side: runs[-1]["about"] for side, runs in record["runs"].items() if runs and runs[-1]["about"]}
@@ -84,7 +83,7 @@ def section(name: str, record: Mapping[str, Any]) -> str:
 
 def _goal(name: str, found: Mapping[str, Any]) -> list[object]:
     said = f"{found['direction']} {found['goal']:.3g}"
-    if found.get("at_floor", math.inf) < found["goal"]:
+    if _out_of_reach(found):
         said += f" ({found['at_floor']:.3g} at the floor)"
     if found["met"] is None:
         return [name, "-", "-", said, f"cannot be shown here: {found['why']}"]
@@ -96,16 +95,29 @@ def _goal(name: str, found: Mapping[str, Any]) -> list[object]:
     return [name, f"**{value:.{digits}g}**", f"{low:.3g} to {high:.3g}", said, met]
 
 
-def _floor_said(record: Mapping[str, Any], mine: Mapping[str, float]) -> str:
-    rates = record["rates"]
-    parts = [
-        f"{least:.2f} s {WHOLE.get(part, f'in {part}')} (we reach {mine[f'{part}_share']:.0%})"
-        for part, least in record["floor"].items()
-    ]
+def _out_of_reach(found: Mapping[str, Any]) -> bool:
+    """Whether not even the floor would meet the goal."""
+    if "at_floor" not in found:
+        return False
+    above: bool = found["at_floor"] > found["goal"]
+    return above if found["direction"] == "at most" else not above
+
+
+def _floors_said(record: Mapping[str, Any], middle: Mapping[str, Mapping[str, float]]) -> str:
+    rates, sides = record["rates"], []
+    for side, floor in record["floors"].items():
+        parts = [
+            f"{least:.2f} s {PARTS.get(part, f'in {part}')} (we reach {middle[side][f'{part}_share']:.0%})"
+            for part, least in floor.items()
+        ]
+        sides.append(("" if side == "ours" else f"{side}: ") + ", ".join(parts))
+    importing = ""
+    if "torch" in rates:  # pages of earlier code have no such measure
+        importing = f" Importing torch takes {rates['torch']:.2f} s, with transformers {rates['transformers']:.2f} s."
     return (
-        f"Floor on this machine, by the formula in `benchmarks/floors.py`: {', '.join(parts)}, at "
+        f"Floor on this machine, by the formulas in `benchmarks/floors.py`: {'; '.join(sides)}, at "
         f"{rates['train_fp32']:.0f} GFLOP/s in training's products, {rates['decode_fp32']:.0f} in decoding's (in bf16 "
-        f"{rates['train_bf16']:.0f} and {rates['decode_bf16']:.0f}) and {rates['bandwidth']:.0f} GB/s."
+        f"{rates['train_bf16']:.0f} and {rates['decode_bf16']:.0f}) and {rates['bandwidth']:.0f} GB/s.{importing}"
     )
 
 

@@ -12,15 +12,18 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.cases import write_rows
+from benchmarks.floors import Rates, Size, floor_seconds
 from benchmarks.sides import PEERS, Place, Run, Side, peer_python
 from novarl.tasks.registry import find_task
 
 ENOUGH, EVERY, MOST = 0.9, 2, 120
 PROMPTS, SAMPLES, LONGEST = 16, 8, 8
 OUR_RATE, TRL_RATE = 7e-4, 1e-3
+WARMED = "checkpoints/warmup-*/model"
 
 
 class NotReachedError(SystemExit):
@@ -30,12 +33,12 @@ class NotReachedError(SystemExit):
 def start(place: Place) -> Path:
     """The checkpoint: the built-in tiny model after the task's warm-up, made once."""
     run_dir = place.home / "start"
-    if not list((run_dir / "checkpoints").glob("warmup-*/model")):
+    if not list(run_dir.glob(WARMED)):
         words = ["rl", "task=sort", "steps=1", f"run_dir={run_dir}", "eval.n=1", "prompts_per_rollout=1"]
         Place(place.home, place.home / "making", 0, place.device, place.threads, place.prefix).run(
             [sys.executable, "-m", "novarl", *words], [], ours=True
         )
-    return next((run_dir / "checkpoints").glob("warmup-*/model"))
+    return next(run_dir.glob(WARMED))
 
 
 def until_good_ours(*extra: str, rate: float = OUR_RATE) -> Side:
@@ -63,7 +66,12 @@ def _ours(place: Place, extra: Sequence[str]) -> Run:
     if (steps := next((int(line["step"]) for _, line in scored if good(line)), None)) is None:
         raise NotReachedError(f"our run of seed {place.round} did not reach {ENOUGH:.0%} in {MOST} steps")
     began, timed = run("timed", f"steps={steps}", "eval.n=1")
-    return _reached([0.0, *(time - began for time, _ in timed)], steps, {"seed": place.round, "words": list(extra)})
+    found = _reached([0.0, *(time - began for time, _ in timed)], steps, {"seed": place.round, "words": list(extra)})
+    columns = {"prompt": "prompt_tokens", "answer": "completion_tokens"}
+    stages = {"generation": "time/rollout_s", "learn": "time/update_s"}
+    means = {name: fmean(line[column] for _, line in timed[1:]) for name, column in (columns | stages).items()}
+    found.numbers |= means | {name: means[name] / (PROMPTS * SAMPLES) for name in columns}
+    return found
 
 
 def until_good_trl(per_device: int, *, rate: float = TRL_RATE) -> Side:
@@ -114,3 +122,18 @@ def _reached(times: list[float], steps: int, about: dict[str, object]) -> Run:
     numbers = {"seconds": times[steps], "steps": float(steps), "start": times[1]}
     numbers["step_seconds"] = (times[steps] - times[1]) / max(1, steps - 1)
     return Run(numbers, [], about)
+
+
+def reaching_floor(home: Path, runs: Mapping[str, Run], rates: Rates) -> dict[str, float]:
+    """The least seconds: torch imported, then as many steps as ours took, each at the floor of its tokens."""
+    mine = runs["ours"].numbers
+    size, answers = Size.of(next((home / "start").glob(WARMED))), [mine["answer"]] * (PROMPTS * SAMPLES)
+    step = floor_seconds(size, rates, round(mine["prompt"]), PROMPTS, answers)["seconds"]
+    return {"seconds": rates.torch + mine["steps"] * step, "start": rates.torch + step, "step_seconds": step}
+
+
+def ahead_floor(home: Path, runs: Mapping[str, Run], rates: Rates) -> dict[str, float]:
+    """The least seconds one step ahead: those of the run in turn, if from its second step on whichever of sampling and
+    learning is the shorter took no time at all."""
+    turn = runs["in turn"].numbers
+    return {"seconds": turn["start"] + (turn["steps"] - 1) * max(turn["generation"], turn["learn"])}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from benchmarks.cases import Offline, Step, llama, sampling, sampling_floor, short_of_memory
-from benchmarks.floors import Rates
+from benchmarks.floors import Floor
 from benchmarks.models import Shape
-from benchmarks.reaching import until_good_ours, until_good_trl
+from benchmarks.reaching import ahead_floor, reaching_floor, until_good_ours, until_good_trl
 from benchmarks.sides import PEERS, Place, Run, Side, ours
 
 GSM8K = {
@@ -93,14 +92,14 @@ class Goal:
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`sides` are run in turn. `best` names sides of which the fastest, found out first, goes on under the name "best";
-    goals speak of it so. `floor` gives the least seconds of a step of ours."""
+    goals speak of it so. `floors` give the least seconds of a side."""
 
     title: str
     sides: Mapping[str, Side]
     goals: Sequence[Goal]
     best: Sequence[str] = ()
     scout: str = "seconds"
-    floor: Callable[[Path, Run, Rates], dict[str, float]] | None = None
+    floors: Mapping[str, Floor] = field(default_factory=dict)
     notes: str = ""
     shown: Sequence[str] = ("seconds", "tokens_per_second", "generation", "reward", "learn", "other", "memory_mb")
 
@@ -147,7 +146,7 @@ WORKLOADS: dict[str, Workload] = {
             Goal("speed in bf16", "seconds", "best", "ours", at_least=1.8, impossible=FP32_ONLY),
         ],
         best=SPLITS,
-        floor=W1.floor,
+        floors={"ours": W1.floor},
     ),
     "W2": Workload(
         "GRPO, 6M parameters, prompts of 256 tokens, 8 with 8 answers, heavy-tailed lengths of at most 128",
@@ -159,7 +158,7 @@ WORKLOADS: dict[str, Workload] = {
             Goal("memory, TRL's best split", "memory_mb", "ours", "best", at_most=1 / 2),
         ],
         best=SPLITS,
-        floor=W2.floor,
+        floors={"ours": W2.floor},
         notes="TRL's default split: a batch of 64 without accumulation, which TRL leaves out unless it is set.",
     ),
     "W3": Workload(
@@ -171,7 +170,7 @@ WORKLOADS: dict[str, Workload] = {
             Goal("memory, TRL's best split", "memory_mb", "ours", "best", at_most=1 / 3),
         ],
         best=SPLITS,
-        floor=W3.floor,
+        floors={"ours": W3.floor},
         notes="Gradients and AdamW's two moments alone are 12 bytes a parameter, 504 MB.",
     ),
     "W4": Workload(
@@ -184,6 +183,7 @@ WORKLOADS: dict[str, Workload] = {
         },
         [Goal("time to 90 %", "seconds", "ours", "best", at_most=1 / 3)],
         best=("trl 16", "trl 64", "trl 128"),
+        floors={"ours": reaching_floor},
         shown=("seconds", "steps", "start", "step_seconds"),
         notes="Each side has the learning rate with which it needs the fewest steps (rates.md): 7e-4 for us, 1e-3 for "
         "TRL.",
@@ -203,7 +203,7 @@ WORKLOADS: dict[str, Workload] = {
             fast("seconds_per_token", "packed 1", 5.0, "speed, packed, TRL's best split"),
         ],
         best=("trl 8", "trl 16"),
-        floor=SFT.floor,
+        floors={"ours": SFT.floor},
         shown=("seconds", "tokens_per_second", "memory_mb"),
         notes="TRL lays the packs of a batch out as one row under a dense mask, so a batch of 4 packs (its default: 8) "
         "costs more a token than one pack at a time, which only accumulation gives.",
@@ -213,7 +213,7 @@ WORKLOADS: dict[str, Workload] = {
         {"ours": DPO.ours(), "trl 1": DPO.trl(1), "trl 2": DPO.trl(2), "trl 8": DPO.trl(8)},
         [fast("seconds", "best", 2.5), fast("seconds", "trl 8", 2.5, "speed, TRL's default split")],
         best=("trl 1", "trl 2", "trl 8"),
-        floor=DPO.floor,
+        floors={"ours": DPO.floor},
         shown=("seconds", "reference", "memory_mb"),
         notes="We compute the reference's log-probabilities of all rows once, before the first step; the run is one "
         "epoch: a step's seconds hold what its tokens took of that (reference). TRL computes them in each step, its "
@@ -234,14 +234,14 @@ WORKLOADS: dict[str, Workload] = {
             Goal("speed, vLLM", "tokens_per_second", "ours", "vllm", at_least=1.0),
         ],
         best=("generate 64", "generate 256"),
-        floor=partial(sampling_floor, NINE),
+        floors={"ours": partial(sampling_floor, NINE)},
         shown=("tokens_per_second", "seconds", "tokens"),
     ),
     "W8": Workload(
         "The learner, 42M parameters: share of the measured rate of matrix products",
         {"ours": W3.ours()},
         [Goal("share of the GEMM rate", "learn_share", "ours", at_least=0.8)],
-        floor=W3.floor,
+        floors={"ours": W3.floor},
     ),
     "W9": Workload(
         "Command to first optimiser step, tiny model",
@@ -254,6 +254,10 @@ WORKLOADS: dict[str, Workload] = {
             Goal("start, model through transformers", "first_step", "ours", "trl", at_most=0.85),
             Goal("start, built-in model", "first_step", "built-in", "trl", at_most=0.5),
         ],
+        floors={
+            "ours": lambda home, runs, rates: {"first_step": rates.transformers},
+            "built-in": lambda home, runs, rates: {"first_step": rates.torch},
+        },
         shown=("first_step",),
         notes="TRL trains the built-in model's folder; the Llama that we load through transformers is its size.",
     ),
@@ -279,7 +283,8 @@ WORKLOADS: dict[str, Workload] = {
             Goal("step time over that of a fast reward", "seconds", "ours", "fast", at_most=1.1),
             Goal("time to 90 %, one step ahead over in turn", "seconds", "ahead", "in turn", at_most=0.8),
         ],
-        shown=("seconds", "generation", "reward", "learn", "steps", "step_seconds"),
+        floors={"ahead": ahead_floor},
+        shown=("seconds", "generation", "reward", "learn", "steps", "start", "step_seconds"),
         notes="Ahead, two processes have a thread each; in turn, one process has one, and a core is free.",
     ),
     "growth": Workload(

@@ -17,12 +17,15 @@ from benchmarks.floors import Rates, Size, floor_seconds, grouped
 from benchmarks.launch import launch
 from benchmarks.models import Shape, build, obey
 from benchmarks.performance import contenders, judge, line, merged, ratio_of_medians, winner
+from benchmarks.reaching import ahead_floor, reaching_floor
 from benchmarks.sides import Run
 from benchmarks.workloads import WORKLOADS, Goal, fast
 from novarl.core.seeds import derive
 from novarl.data.stream import Stream
 
-RATES = Rates(train_fp32=100.0, decode_fp32=50.0, train_bf16=10.0, decode_bf16=10.0, bandwidth=40.0)
+RATES = Rates(
+    train_fp32=100.0, decode_fp32=50.0, train_bf16=10.0, decode_bf16=10.0, bandwidth=40.0, torch=1.5, transformers=3.0
+)
 
 
 def runs(*seconds: float) -> list[Run]:
@@ -36,6 +39,7 @@ def record(name: str) -> dict[str, Any]:
     """A record of a workload as `measure` leaves it, with every number that its goals ask for."""
     workload = WORKLOADS[name]
     numbers = {goal.number for goal in workload.goals} | set(workload.shown) | {workload.scout}
+    least = {"seconds": 1.0, "generation": 0.4, "learn": 0.6}
     shares = {"seconds_share": 0.5, "generation_share": 0.4, "learn_share": 0.6}
     found = {side: [Run(dict.fromkeys(numbers, 2.0) | shares, [3, 4], {"v": 1})] * 2 for side in workload.sides}
     best = winner(workload, found)
@@ -44,7 +48,7 @@ def record(name: str) -> dict[str, Any]:
         "rounds": 2,
         "best": best,
         "goals": {goal.name: judge(goal, found, best) for goal in workload.goals},
-        "floor": {"seconds": 1.0, "generation": 0.4, "learn": 0.6} if workload.floor else None,
+        "floors": dict.fromkeys(workload.floors, least),
         "rates": asdict(RATES),
         "again": [],
         "threads": 2,
@@ -153,6 +157,51 @@ def test_floor_of_a_step_by_hand() -> None:
     assert found["learn"] == pytest.approx(learnt / 100e9)
     assert found["generation"] == pytest.approx(prompts / 100e9 + max(decoding / 50e9, 3 * 4 * 14 / 40e9))
     assert grouped(size, 2, 1, [1, 3])[2] == learnt
+
+
+def test_floors_of_reaching_a_score_by_hand(tmp_path: Path) -> None:
+    shape = {"hidden_size": 2, "head_dim": 2, "num_attention_heads": 1, "num_key_value_heads": 1}
+    shape |= {"intermediate_size": 1, "num_hidden_layers": 1, "vocab_size": 3}
+    folder = tmp_path / "start" / "checkpoints" / "warmup-000001" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(shape))
+    mine = {"steps": 3.0, "start": 2.0, "prompt": 4.0, "answer": 5.0, "generation": 0.3, "learn": 0.2}
+    found = reaching_floor(tmp_path, {"ours": Run(mine)}, RATES)
+    step = floor_seconds(Size.of(folder), RATES, 4, 16, [5.0] * 128)["seconds"]
+    assert step > 0 and found == {"seconds": 1.5 + 3 * step, "start": 1.5 + step, "step_seconds": step}
+    # The first step and two more, each as long as the longer of its two stages.
+    assert ahead_floor(tmp_path, {"in turn": Run(mine)}, RATES)["seconds"] == pytest.approx(2.0 + 2 * 0.3)
+
+
+@pytest.mark.parametrize(
+    ("goal", "at_floor"),
+    [
+        (Goal("g", "seconds", "trl", "ours", at_least=2.0), 4.0),
+        (Goal("g", "seconds_per_token", "trl", "ours", at_least=2.0), 4.0),
+        (Goal("g", "seconds", "ours", "trl", at_most=0.5), 0.25),
+        (Goal("g", "memory_mb", "ours", "trl", at_most=0.5), None),
+        (Goal("g", "seconds", "trl", at_most=0.5), None),
+    ],
+)
+def test_what_a_goal_would_be_at_the_floor(goal: Goal, at_floor: float | None) -> None:
+    """Ours takes 1 where the floor is a half, the peer 2."""
+    found = {"ours": runs(1.0), "trl": runs(2.0)}
+    for side in found.values():
+        side[0].numbers["seconds_per_token"] = side[0].numbers["seconds"]
+    found["ours"][0].numbers["seconds_share"] = 0.5
+    reached = performance.reached(goal, found)
+    value = judge(goal, found, "")["value"]
+    assert (None if reached is None else value * reached) == at_floor
+
+
+@pytest.mark.parametrize(
+    ("direction", "at_floor", "said"),
+    [("at least", 1.9, True), ("at least", 2.1, False), ("at most", 2.1, True), ("at most", 1.9, False)],
+)
+def test_a_goal_beyond_the_floor_is_said_to_be(direction: str, at_floor: float, said: bool) -> None:
+    found = record("W1")
+    found["goals"]["speed"] |= {"goal": 2.0, "direction": direction, "at_floor": at_floor}
+    assert ("at the floor)" in performance_page.section("W1", found)) == said
 
 
 def test_rows_follow_their_law_and_come_in_our_order(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from novarl.core.errors import NovaError
 from novarl.core.rundir import RunDir
 from novarl.learn.agreement import switch_dropout_off
 from novarl.learn.optim import OptimSettings
+from novarl.models.compiled import compile_layers
 from novarl.models.load import Policy, load
 from novarl.models.lora import plain_parameters
 
@@ -46,6 +47,8 @@ def read_policy(config: TrainConfig, opened: Opened, device: torch.device) -> Po
     if opened.state is not None and opened.checkpoint is not None:
         check_same_model(opened.state, config.model, policy, opened.checkpoint.path)
     switch_dropout_off(policy.model)
+    if config.compile:
+        compile_layers(policy.model)
     return policy
 
 

@@ -119,6 +119,8 @@ class TrainConfig(RunConfig):
     attn: Literal["auto", "sdpa", "flash", "eager"] = "auto"
     """What computes attention in training: PyTorch's kernel (sdpa), flash-attn's on a GPU that has it (flash), or a
     plain softmax (eager, slow); auto: flash where it can run, otherwise sdpa."""
+    compile: bool = False
+    """Learn through torch.compile: fewer, larger kernels, which is for a GPU; the first step waits for the compiler."""
 
     @model_validator(mode="after")
     def _auto_needs_a_place(self) -> TrainConfig:

@@ -136,6 +136,8 @@ def _training(config: TrainConfig) -> list[str]:
         "eager": "a plain softmax",
     }
     attends = f"Attention by {attention[config.attn]} (attn={config.attn}); beginnings that neighbours share, once."
+    if config.compile:
+        attends += " The layers are compiled for learning (compile=true)."
     return [f"AdamW, {rate}{warm}{fall}.", attends, f"Saves {saves}; keeps the last {config.keep}{best}."]
 
 

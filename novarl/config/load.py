@@ -165,7 +165,8 @@ def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
     if kind == "extra_forbidden":
         return "unknown key", "leave it out"
     if kind == "literal_error":
-        near = nearest(str(value), choices := re.findall(r"'([^']*)'", context["expected"]))
+        choices = [choice.strip("'") for choice in re.split(", | or ", context["expected"])]
+        near = nearest(str(value), choices)
         return f"must be {context['expected']}, got {got}", f"did you mean {near}?" if near else f"write {choices[0]}"
     if kind in ("int_type", "int_from_float"):
         return f"must be a whole number, got {got}", "write digits only"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
 from novarl.models.attention import PACKING_ATTENTION
+from novarl.models.compiled import uncompiled
 from novarl.models.decode import LeanDecoder, Segment, is_plain
 from novarl.models.forward import autocast, backbone, head
 from novarl.models.kv_cache import KVCache, attention_mask, extent, round_up
@@ -170,12 +171,14 @@ class ModelRunner:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Dropout off; every module's own mode is put back afterwards, since the learner shares the modules."""
+        """Dropout off and nothing compiled; every module's own mode is put back afterwards, since the learner shares
+        the modules."""
         training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False
         try:
-            yield
+            with uncompiled(self.model):
+                yield
         finally:
             for module in training:
                 module.training = True

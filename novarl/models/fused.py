@@ -2,7 +2,7 @@
 autograd's.
 
 On a CPU the forward pass is the same to the bit with and without gradients, so that an update's ratios begin at exactly
-1. Other devices have fused kernels of their own, and there the plain forms run.
+1. Other devices have fused kernels of their own, and torch.compile makes some: for both, the plain forms run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.autograd.function import once_differentiable
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps) over the last axis, in the dtype of x and weight."""
-    if x.device.type != "cpu":
+    if not _by_hand(x):
         return F.rms_norm(x, weight.shape, weight, eps)
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns the pair (x_i, x_{i + half}) of every head by its position's angle; x [B, H, L, head_dim]."""
-    if x.device.type == "cpu":
+    if _by_hand(x):
         return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -45,9 +45,13 @@ def _is_bare(layer: nn.Module) -> bool:
     return type(layer).forward is nn.Linear.forward and layer._parameters.get("bias") is None and not hooks
 
 
+def _by_hand(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def _pays(*tensors: Tensor) -> bool:
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return wanted and tensors[0].device.type == "cpu"
+    return wanted and _by_hand(tensors[0])
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -185,6 +185,18 @@ def _register() -> None:
     AttentionMaskInterface.register(PACKING_ATTENTION, sdpa_mask)
 
 
+def keep_attention_uncompiled() -> None:
+    """End the compiled graphs of a model's layers where attention begins. What it returns is a copy that always lies
+    alike, since a graph is compiled again for every other layout."""
+    from transformers import AttentionInterface
+
+    def outside(*arguments: Any, **options: Any) -> tuple[Tensor, None]:
+        mixed, _ = packing_sdpa(*arguments, **options)
+        return mixed.clone(memory_format=torch.contiguous_format), None
+
+    AttentionInterface.register(PACKING_ATTENTION, torch.compiler.disable(outside))
+
+
 def _silence(config: Any) -> None:
     """Sets every probability of dropout and every router jitter in `config` to 0."""
     text = config.get_text_config()

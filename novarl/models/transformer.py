@@ -138,6 +138,8 @@ class Embedding(nn.Embedding):
 class Attention(nn.Module):
     """Grouped-query self-attention with normalised queries and keys."""
 
+    attend_packed = staticmethod(packed_attention)
+
     def __init__(self, config: DecoderConfig, layer_idx: int) -> None:
         super().__init__()
         self.layer_idx, self.head_dim = layer_idx, config.head_dim
@@ -167,7 +169,7 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         if packed is not None:
-            mixed = packed_attention(query, key, value, packed, last=keep is not None)
+            mixed = self.attend_packed(query, key, value, packed, last=keep is not None)
         elif mask is not None:
             mixed = masked_attention(query, key, value, mask)
         else:

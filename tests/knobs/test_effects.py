@@ -107,6 +107,7 @@ ROUNDING = [
     "micro.gradient_checkpointing=true",
     "rollout.max_batch=3",
     "attn=eager",
+    "compile=true",
 ]
 
 

@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 import transformers
 from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
+from novarl.core.types import Sampling
+from novarl.engines.local import LocalEngine, sample_all
 from novarl.models import forward, transformer
 from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.compiled import compile_layers
 from novarl.models.forward import Layout, backbone, hidden_states, packs, token_logprobs
 from novarl.models.hugging_face import load_pretrained
 from novarl.models.load import Policy, load, save
@@ -160,7 +164,7 @@ def test_attention_across_sequences_is_caught(loaded, batch, oracle_gradients, m
         return transformer.causal_attention(query, key, value)
 
     model = loaded("decoder", "float64").model
-    monkeypatch.setattr(transformer, "packed_attention", leaking)
+    monkeypatch.setattr(transformer.Attention, "attend_packed", staticmethod(leaking))
     with pytest.raises(AssertionError):
         assert_equal(gradients(model, batch), oracle_gradients(model, batch), total=1e-6, each=1e-6)
 
@@ -176,6 +180,46 @@ def test_gradient_checkpointing_changes_nothing(loaded, batch, family: str) -> N
     ours = gradients(checkpointed.model, batch, "packed")
     assert len(calls) == 2, "nothing was recomputed"
     assert_equal(ours, gradients(plain.model, batch, "packed"), total=1e-12, each=1e-12)
+
+
+@pytest.mark.parametrize(("family", "total"), [("decoder", 1e-12), ("llama", 1e-5)])
+def test_compiled_layers_learn_the_same_from_graphs_for_all_lengths(
+    loaded, batch, flat, family: str, total: float
+) -> None:
+    """And sampling compiles nothing. Llama's norms and angles are float32 in any model, so their rounding shows."""
+    plain, compiled = loaded(family, "float64"), loaded(family, "float64")
+    compile_layers(compiled.model)
+    before = graphs()
+    made = []
+    for rows in (batch.rows, [row + row[::-1] for row in batch.rows], batch.rows[3:], batch.rows[:4]):
+        columns = flat(rows)
+        columns.weight = torch.ones(len(columns.tokens), dtype=torch.float64)
+        ours, theirs = gradients(compiled.model, columns), gradients(plain.model, columns)
+        assert_equal(ours, theirs, total=total, each=10 * total)
+        made.append(graphs())
+    assert made[0] > before, "nothing was compiled"
+    assert made[1] == made[-1], "each length is compiled anew"
+
+    drawn = [sample(policy, batch.rows[3]) for policy in (compiled, plain)]
+    assert drawn[0] == drawn[1] and graphs() == made[-1]
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def sample(policy: Policy, prompt: list[int]) -> tuple[int, ...]:
+    engine = LocalEngine(policy.model, policy.tokenizer, eos_ids=policy.eos_ids, context=policy.context)
+    return sample_all(engine, [(prompt, Sampling(max_tokens=6), "0")])[0].tokens
+
+
+def test_what_cannot_be_compiled_is_refused(loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NovaError, match="Linear does not say what its layers are"):
+        compile_layers(nn.Linear(2, 2))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NovaError, match=r"compile=true: there is no C\+\+ compiler"):
+        compile_layers(loaded("decoder").model)
 
 
 @pytest.mark.parametrize("family", ["decoder", "gpt2", "mistral"])

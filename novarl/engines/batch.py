@@ -141,15 +141,14 @@ class Batch:
             raise NovaError("the model's logits are not finite", where="sampling", fix="the weights have diverged")
         if state["count"].max() == self._sampled.shape[1]:
             self._sampled = np.concatenate([self._sampled, np.zeros_like(self._sampled)], axis=1)
-        column = self._sampled[np.arange(size), state["count"]]
-        column["token"], column["logp"], column["version"] = tokens, logp, version
-        column["kept_logmass"] = choice.kept_logmass.cpu().numpy()
-        self._sampled[np.arange(size), state["count"]] = column
+        here = np.arange(size), state["count"]
+        self._sampled["token"][here], self._sampled["logp"][here] = tokens, logp
+        self._sampled["kept_logmass"][here], self._sampled["version"][here] = choice.kept_logmass.cpu().numpy(), version
         state["last"] = tokens
         state["length"] += 1
         state["count"] += 1
 
-        stopped = np.isin(tokens, self._eos_ids)
+        stopped = (tokens[:, None] == self._eos_ids).any(1)
         for index in self._watched:
             stops = self._rows[index].stops
             stopped[index] |= stops is not None and stops.feed(int(tokens[index]))

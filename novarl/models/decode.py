@@ -139,25 +139,32 @@ class LeanDecoder:
         cos, sin = self._rotation(positions.flatten(), cache.capacity)
         attend = _Attention(positions, cache, segments, heads, key_heads)
         rows = tokens.shape
+        # Every layer writes to the same memory, so that it is cut into its parts once.
+        projected = x.new_empty(len(x), keys + key_heads * size, dtype=dtype)
+        parts = projected[:, :queries], projected[:, queries:keys], projected[:, keys:]
+        raw, value = projected[:, :keys].unflatten(1, (-1, size)), parts[2].view(*rows, key_heads, size)
+        plain, turned = x.new_empty(raw.shape), x.new_empty(raw.shape)
+        gate, up = x.new_empty(2, len(x), self._config.intermediate_size, dtype=dtype)
+        (first, second), (left, right) = plain.split(half, -1), turned.split(half, -1)
         for index, layer in enumerate(self._layers):
             y = _normalised(x, layer.attention_norm, eps).to(dtype)
-            projected = y.new_empty(len(y), keys + key_heads * size)
-            torch.mm(y, layer.query, out=projected[:, :queries])
-            torch.mm(y, layer.key, out=projected[:, queries:keys])
-            torch.mm(y, layer.value, out=projected[:, keys:])
-            plain = _normalised(projected[:, :keys].unflatten(1, (-1, size)).to(x.dtype), layer.gain, eps)
-            turned = plain * cos
-            turned[..., :half].addcmul_(plain[..., half:], sin, value=-1)
-            turned[..., half:].addcmul_(plain[..., :half], sin)
-            turned = turned.to(dtype).unflatten(0, rows)
-            cache.write(turned[:, :, heads:], projected[:, keys:].view(*rows, key_heads, size), index)
-            query = turned[:, :, :heads]
+            for matrix, out in zip((layer.query, layer.key, layer.value), parts, strict=True):
+                torch.mm(y, matrix, out=out)
+            _normalised(raw.to(x.dtype), layer.gain, eps, out=plain)
+            torch.mul(plain, cos, out=turned)
+            left.addcmul_(second, sin, value=-1)
+            right.addcmul_(first, sin)
+            query, key = turned.to(dtype).unflatten(0, rows).split([heads, key_heads], 2)
+            cache.write(key, value, index)
             if read is not None and layer is self._layers[-1]:
                 query, x = query[read][:, None], x.view(*rows, -1)[read]
+                gate, up = gate[: len(x)], up[: len(x)]
                 attend = _Attention(positions[read][:, None], cache, [(0, len(x), longest)], heads, key_heads)
             _add_product(x, attend(query, index), layer.output)
             y = _normalised(x, layer.mlp_norm, eps).to(dtype)
-            _add_product(x, F.silu(y @ layer.gate, inplace=True).mul_(y @ layer.up), layer.down)
+            torch.mm(y, layer.gate, out=gate)
+            torch.mm(y, layer.up, out=up)
+            _add_product(x, F.silu(gate, inplace=True).mul_(up), layer.down)
         x = _normalised(x, self._model.norm.weight.detach(), eps)
         return x.unflatten(0, rows if read is None else (-1, 1))
 
@@ -218,10 +225,10 @@ def _as_scores(visible: Tensor, heads: int, key_heads: int, dtype: torch.dtype) 
     return mask.expand(-1, heads, 1, -1).reshape(len(mask) * key_heads, heads // key_heads, -1)
 
 
-def _normalised(x: Tensor, gain: Tensor, eps: Tensor) -> Tensor:
+def _normalised(x: Tensor, gain: Tensor, eps: Tensor, out: Tensor | None = None) -> Tensor:
     """gain * x / sqrt(mean(x^2) + eps) over the last axis; from |x|, one kernel where a mean of squares is two."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return (x / torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).sqrt_()).mul_(gain)
+    return torch.div(x, torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).sqrt_(), out=out).mul_(gain)
 
 
 def _add_product(x: Tensor, left: Tensor, right: Tensor) -> None:

@@ -32,7 +32,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def swiglu(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
     """down(silu(gate) * up), keeping gate and up alone for the backward pass where `down` is linear and nothing else:
-    without bias, adapter, hooks and 16-bit products. Elsewhere the product of the two is kept as well."""
+    without bias, adapter, hooks and 16-bit products. Elsewhere the product of the two is kept as well. Without
+    gradients nothing is kept."""
+    if not torch.is_grad_enabled() and _by_hand(gate):
+        return down(F.silu(gate).mul_(up))  # type: ignore[no-any-return]
     if not _pays(gate, up):
         return down(F.silu(gate) * up)  # type: ignore[no-any-return]
     if _is_bare(down) and not torch.is_autocast_enabled(gate.device.type):

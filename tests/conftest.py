@@ -1,8 +1,22 @@
-"""Property tests draw the same examples every time, and a busy machine fails none."""
+"""Property tests draw the same examples every time, and a busy machine fails none; no test needs a C++ compiler."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile up to its last stage: graphs are traced, differentiated and guarded, and run without a compiler."""
+    from functools import partialmethod
+
+    from torch import nn
+
+    from novarl.models import compiled
+
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
+    monkeypatch.setattr(compiled, "_check_compiler", lambda device: None)

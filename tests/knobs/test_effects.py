@@ -166,6 +166,7 @@ def test_a_key_of_reports_changes_not_one_bit(words: str, learnt: Learnt) -> Non
     assert same(learnt()[1], learnt(words)[1])
 
 
+@pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("words", ROUNDING)
 def test_a_key_of_the_machine_changes_only_rounding(words: str, learnt: Learnt) -> None:
     """Weights move by up to lr = 1e-3 in this step."""

@@ -182,6 +182,7 @@ def test_gradient_checkpointing_changes_nothing(loaded, batch, family: str) -> N
     assert_equal(ours, gradients(plain.model, batch, "packed"), total=1e-12, each=1e-12)
 
 
+@pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize(("family", "total"), [("decoder", 1e-12), ("llama", 1e-5)])
 def test_compiled_layers_learn_the_same_from_graphs_for_all_lengths(
     loaded, batch, flat, family: str, total: float

@@ -86,7 +86,7 @@ def measure(
     best = winner(workload, runs)
     goals = {goal.name: judge(goal, runs, best) for goal in workload.goals}
     for goal in workload.goals:
-        if not goal.impossible and (factor := reached(goal, runs)) is not None:
+        if not goal.impossible and (factor := floor_factor(goal, runs)) is not None:
             goals[goal.name]["at_floor"] = goals[goal.name]["value"] * factor
     return {
         "date": str(date.today()),
@@ -159,13 +159,14 @@ def _floored(
     """A side's least seconds, in all and of its parts; notes in each of its runs what share of them was reached."""
     floors = []
     for index, run in enumerate(runs[side]):
-        together = {other: past[index] for other, past in runs.items() if index < len(past)}
+        # Fewer rounds of another side than of this one, where one was measured again: its last stands for the rest.
+        together = {other: past[min(index, len(past) - 1)] for other, past in runs.items() if past}
         floors.append(workload.floors[side](place.home, together, rates))
         run.numbers |= {f"{part}_share": least / run.numbers[part] for part, least in floors[-1].items()}
     return {part: fmean(floor[part] for floor in floors) for part in floors[0]}
 
 
-def reached(goal: Goal, runs: Mapping[str, Sequence[Run]]) -> float | None:
+def floor_factor(goal: Goal, runs: Mapping[str, Sequence[Run]]) -> float | None:
     """What the goal's value would be multiplied by, were the side of it that has a floor there."""
     share = f"{'seconds' if goal.number == 'seconds_per_token' else goal.number}_share"
     for side, power in ((goal.side, 1), (goal.over, -1)):

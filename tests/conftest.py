@@ -11,12 +11,15 @@ settings.load_profile("repeatable")
 
 @pytest.fixture
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile up to its last stage: graphs are traced, differentiated and guarded, and run without a compiler."""
+    """torch.compile up to its last stage: graphs are traced, differentiated and guarded, and run without a compiler.
+    Those of earlier tests are forgotten."""
     from functools import partialmethod
 
+    import torch._dynamo
     from torch import nn
 
     from novarl.models import compiled
 
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
     monkeypatch.setattr(compiled, "_check_compiler", lambda device: None)
+    torch._dynamo.reset()

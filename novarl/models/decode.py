@@ -158,7 +158,7 @@ class LeanDecoder:
             cache.write(key, value, index)
             if read is not None and layer is self._layers[-1]:
                 query, x = query[read][:, None], x.view(*rows, -1)[read]
-                gate, up = gate[: len(x)], up[: len(x)]
+                gate, up = x.new_empty(2, len(x), self._config.intermediate_size, dtype=dtype)
                 attend = _Attention(positions[read][:, None], cache, [(0, len(x), longest)], heads, key_heads)
             _add_product(x, attend(query, index), layer.output)
             y = _normalised(x, layer.mlp_norm, eps).to(dtype)
@@ -226,7 +226,8 @@ def _as_scores(visible: Tensor, heads: int, key_heads: int, dtype: torch.dtype) 
 
 
 def _normalised(x: Tensor, gain: Tensor, eps: Tensor, out: Tensor | None = None) -> Tensor:
-    """gain * x / sqrt(mean(x^2) + eps) over the last axis; from |x|, one kernel where a mean of squares is two."""
+    """gain * x / sqrt(mean(x^2) + eps) over the last axis, into `out` where it is given; from |x|, one kernel where a
+    mean of squares is two."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.div(x, torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).sqrt_(), out=out).mul_(gain)
 

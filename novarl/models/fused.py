@@ -49,6 +49,7 @@ def _is_bare(layer: nn.Module) -> bool:
 
 
 def _by_hand(x: Tensor) -> bool:
+    """Whether the forms of this module run on `x`, and not the plain ones."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

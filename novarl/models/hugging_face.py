@@ -177,10 +177,13 @@ def packing_sdpa(
 
 
 def _register() -> None:
-    """Makes `packing_sdpa` known to transformers; its masks, where it needs one, are those of SDPA."""
+    """Makes `packing_sdpa` known to transformers, once, since it may have been replaced (`keep_attention_uncompiled`);
+    its masks, where it needs one, are those of SDPA."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
+    if PACKING_ATTENTION in AttentionInterface().valid_keys():
+        return
     AttentionInterface.register(PACKING_ATTENTION, packing_sdpa)
     AttentionMaskInterface.register(PACKING_ATTENTION, sdpa_mask)
 

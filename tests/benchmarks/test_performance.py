@@ -189,9 +189,9 @@ def test_what_a_goal_would_be_at_the_floor(goal: Goal, at_floor: float | None) -
     for side in found.values():
         side[0].numbers["seconds_per_token"] = side[0].numbers["seconds"]
     found["ours"][0].numbers["seconds_share"] = 0.5
-    reached = performance.reached(goal, found)
+    factor = performance.floor_factor(goal, found)
     value = judge(goal, found, "")["value"]
-    assert (None if reached is None else value * reached) == at_floor
+    assert (None if factor is None else value * factor) == at_floor
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,19 @@ def test_a_key_of_the_machine_changes_only_rounding(words: str, learnt: Learnt) 
     assert largest_difference(learnt()[1], learnt(words)[1]) < 2e-6
 
 
+@pytest.mark.usefixtures("traced_only")
+def test_only_a_run_that_is_asked_to_compiles(learnt: Learnt, tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    data = learnt()[0].parent / "rows.jsonl"
+    made = []
+    for words in ("compile=false", "compile=true"):
+        before = counters["stats"]["unique_graphs"]
+        finished(*BASE, f"data={data}", words, f"run_dir={tmp_path / words}")
+        made.append(counters["stats"]["unique_graphs"] - before)
+    assert made[0] == 0 < made[1]
+
+
 def test_dynamic_sampling_asks_for_other_prompts(learnt: Learnt) -> None:
     """Under this reward, answers so short are all equal."""
     ((plain,), (few,), (many,)) = (

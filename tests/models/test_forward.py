@@ -188,11 +188,13 @@ def test_compiled_layers_learn_the_same_from_graphs_for_all_lengths(
     loaded, batch, flat, family: str, total: float
 ) -> None:
     """And sampling compiles nothing. Llama's norms and angles are float32 in any model, so their rounding shows."""
-    plain, compiled = loaded(family, "float64"), loaded(family, "float64")
+    compiled = loaded(family, "float64")
     compile_layers(compiled.model)
+    plain = loaded(family, "float64")  # as a reference is, after the policy
     before = graphs()
     made = []
-    for rows in (batch.rows, [row + row[::-1] for row in batch.rows], batch.rows[3:], batch.rows[:4]):
+    doubled, alike = [row + row[::-1] for row in batch.rows], [batch.rows[4]] * 3
+    for rows in (batch.rows, doubled, batch.rows[3:], doubled[3:5], alike, alike[:2]):
         columns = flat(rows)
         columns.weight = torch.ones(len(columns.tokens), dtype=torch.float64)
         ours, theirs = gradients(compiled.model, columns), gradients(plain.model, columns)

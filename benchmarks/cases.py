@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -133,6 +133,13 @@ class Step:
         prompt = round(fmean(self.prompt_bytes)) + TEMPLATE
         answers = [length * scale for length in run.lengths]
         return floor_seconds(Size.of(save_model(self.model, home)), rates, prompt, self.prompts, answers)
+
+    def floor_in_bf16(self, home: Path, runs: Mapping[str, Run], rates: Rates) -> dict[str, float]:
+        """The same, were every product in bf16 (the head's is not), whose weights have half the bytes to read."""
+        halved = replace(
+            rates, train_fp32=rates.train_bf16, decode_fp32=rates.decode_bf16, bandwidth=2 * rates.bandwidth
+        )
+        return self.floor(home, {"ours": runs["ours bf16"]}, halved)
 
     def sides(self) -> dict[str, Side]:
         """We, and TRL with each way to split its batch."""

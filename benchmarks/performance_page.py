@@ -72,11 +72,11 @@ def section(name: str, record: Mapping[str, Any]) -> str:
     if lengths := _histograms(record["runs"]):
         parts.append(lengths)
     settings = {side: runs[-1]["about"] for side, runs in record["runs"].items() if runs and runs[-1]["about"]}
-    fenced = "\n".join(
-        f"{side}: {json.dumps(about)}" for side, about in settings.items() if side in {"ours", best} or not best
-    )
+    judged = {side for goal in workload.goals for side in (goal.side, goal.over)} | {"ours", best}
+    fenced = "\n".join(f"{side}: {json.dumps(about)}" for side, about in settings.items() if side in judged or not best)
     parts.append(
-        f"{record['date']}, {record['threads']} threads, commit {record['machine']['commit']}.\n\n```\n{fenced}\n```"
+        f"{record['date']}, {record['machine']['processor']}, {record['threads']} threads, commit "
+        f"{record['machine']['commit']}.\n\n```\n{fenced}\n```"
     )
     return "\n\n".join(parts)
 

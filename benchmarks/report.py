@@ -11,6 +11,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from novarl.core.rundir import environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,12 +26,18 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def has_bf16() -> bool:
+    """Whether this CPU multiplies bf16 numbers; others only convert them."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())  # type: ignore[no-untyped-call]
+
+
 def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
     about = environment()
     packages = about["packages"]
+    vectors = torch.backends.cpu.get_cpu_capability()  # type: ignore[no-untyped-call]
     return {
-        "processor": about["processor"],
+        "processor": f"{about['processor']} ({vectors}{', bf16' if has_bf16() else ''})",
         "cores": about["cores"],
         "threads": os.environ.get("OMP_NUM_THREADS", "2"),
         "python": about["python"],

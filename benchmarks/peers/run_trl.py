@@ -105,7 +105,7 @@ def grpo(settings: dict[str, Any], diary: Diary) -> Any:
         model=model_of(settings),
         processing_class=AutoTokenizer.from_pretrained(settings["model"]),
         reward_funcs=reward,
-        args=GRPOConfig(output_dir=settings["out"], **COMMON, **settings["trainer"]),
+        args=GRPOConfig(output_dir=settings["out"], **(COMMON | settings["trainer"])),
         train_dataset=rows_of(settings),
     )
     if "held_out" in settings:
@@ -153,7 +153,7 @@ def sft(settings: dict[str, Any], diary: Diary) -> Any:
     return SFTTrainer(
         model=model_of(settings),
         processing_class=AutoTokenizer.from_pretrained(settings["model"]),
-        args=SFTConfig(output_dir=settings["out"], **COMMON, **settings["trainer"]),
+        args=SFTConfig(output_dir=settings["out"], **(COMMON | settings["trainer"])),
         train_dataset=rows_of(settings),
     )
 
@@ -164,7 +164,7 @@ def dpo(settings: dict[str, Any], diary: Diary) -> Any:
     return DPOTrainer(
         model=model_of(settings),
         processing_class=AutoTokenizer.from_pretrained(settings["model"]),
-        args=DPOConfig(output_dir=settings["out"], **COMMON, **settings["trainer"]),
+        args=DPOConfig(output_dir=settings["out"], **(COMMON | settings["trainer"])),
         train_dataset=rows_of(settings),
     )
 

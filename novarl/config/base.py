@@ -33,7 +33,7 @@ class Config(Node):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|xpu|cuda(:\d+)?)$")] = "auto"
     """auto, cpu, cuda, cuda:N, mps or xpu."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What is computed in; trained weights are kept in float32."""
+    """What is computed in; trained weights are kept in float32. A CPU without bf16 arithmetic is faster in float32."""
     apply_chat_template: bool = True
     """false: the contents of the messages are joined as they are, as base models want it."""
 

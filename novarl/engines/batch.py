@@ -56,7 +56,7 @@ class Batch:
         self._runner, self._decode, self._max_batch = runner, decode, max_batch
         self._eos_ids = np.array(eos_ids, np.int64)
         rows = round_up(max_batch, ROWS)
-        self._cache = KVCache(0, 0, dtype=runner.dtype)
+        self._cache = KVCache(0, 0, dtype=runner.cache_dtype)
         self._rows: list[Row] = []
         self._state = np.zeros(rows, _STATE)
         self._sampled = np.zeros((rows, _FIRST_COLUMNS), _SAMPLED)

@@ -73,6 +73,11 @@ class ModelRunner:
         """Whether `decode` reads no more of the cache than each segment says; otherwise as much as the longest row."""
         return self._lean is not None
 
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """What a cache of keys and values should hold."""
+        return self.dtype if self._lean is None else self._lean.cache_dtype
+
     def refresh(self) -> None:
         """Take over weights that have changed."""
         with self._evaluating():
@@ -110,7 +115,7 @@ class ModelRunner:
         rests = [prompt[start:] for (prompt, _), start in zip(work, starts, strict=True)]
         width = round_up(max(map(len, rests)), ROWS)
         slots = extent(max(starts) + width)
-        cache = KVCache(round_up(len(work), ROWS), slots, dtype=self.dtype)
+        cache = KVCache(round_up(len(work), ROWS), slots, dtype=self.cache_dtype)
         tokens = torch.full((len(work), width), self.pad_id)
         for row, ((_, shared), rest) in enumerate(zip(work, rests, strict=True)):
             tokens[row, : len(rest)] = torch.tensor(rest)
@@ -195,7 +200,7 @@ class ModelRunner:
         fed = torch.tensor([*(sequence[-2:] for sequence in sequences), *idle], device=self.device)
         ends = [len(sequence) for sequence in sequences] + [2] * len(idle)
         at = torch.tensor([[end - 2, end - 1] for end in ends], device=self.device)
-        cache = KVCache(ROWS, slots := extent(9), dtype=self.dtype)
+        cache = KVCache(ROWS, slots := extent(9), dtype=self.cache_dtype)
         try:
             for row, prefill in enumerate(self.prefill([tuple(sequence[:-2]) for sequence in sequences])):
                 cache.insert([row], prefill.cache, prefill.row, length=len(prefill.prompt))

@@ -82,24 +82,32 @@ def plain_attention(
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, packed: Packing, *, scale: float | None = None, last: bool = False
 ) -> Tensor:
-    """Causal attention within each of the sequences packed on one axis: [1, H, N, D] with N == packed.tokens. `last`:
-    no layer follows, so that what nobody reads may be anything.
+    """Causal attention within each of the sequences packed on one axis: [1, H, N, D] with N >= packed.tokens; those
+    beyond only pad, and get 0. `last`: no layer follows, so that what nobody reads may be anything.
 
     No mask [N, N], and no work between sequences. The axis is cut by `split`, whose backward is one concatenation (that
-    of slicing fills a full-size tensor for every slice).
+    of slicing fills a full-size tensor for every slice). On a CPU 16-bit states are widened: PyTorch's 16-bit kernel is
+    no faster there, its backward pass slower, and it keeps programs for every length that it meets.
     """
-    if query.size(0) != 1 or packed.tokens != query.size(2):
+    if query.size(0) != 1 or packed.tokens > query.size(2):
         raise ValueError(f"lengths sum to {packed.tokens}, the packed axis is {tuple(query.shape)}")
     if packed.ragged is not None:
         return _flash(query, key, value, packed.ragged, scale=scale)
-    parts = zip(*(tensor.split(list(packed.sizes), dim=2) for tensor in (query, key, value)), strict=True)
+    if query.device.type == "cpu" and value.dtype.itemsize == 2:
+        with torch.autocast("cpu", enabled=False):
+            wide = packed_attention(query.float(), key.float(), value.float(), packed, scale=scale, last=last)
+            return wide.to(value.dtype)
+    padding = query.size(2) - packed.tokens
+    parts = zip(*(tensor.split([*packed.sizes, padding], dim=2) for tensor in (query, key, value)), strict=True)
     eager = packed.kernel == "eager"
     mixed = []
-    for (q, k, v), step in zip(parts, packed.steps, strict=True):
+    for (q, k, v), step in zip(parts, packed.steps, strict=False):
         if isinstance(step, Gathered):
             mixed.append(_gathered(q, k, v, step, scale=scale, eager=eager, last=last))
         else:
             mixed.append(_alone(q, k, v, step, scale=scale, eager=eager, last=last))
+    if padding:
+        mixed.append(mixed[0].new_zeros(*query.shape[:2], padding, value.size(3)))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
 

@@ -99,8 +99,8 @@ def _is_plain(module: nn.Module) -> bool:
 class LeanDecoder:
     """Runs a `Decoder` over a `KVCache`: any number of tokens a row, fastest for one.
 
-    `dtype` is that of the matrix products and of the cache; the residual stream, norms and rotations keep the weights'
-    own. Call `refresh` after the weights have changed.
+    `dtype` is that of the products with weights, the cache's that of attention; the residual stream, norms and
+    rotations keep the weights' own. Call `refresh` after the weights have changed.
     """
 
     def __init__(self, model: Decoder, dtype: torch.dtype) -> None:
@@ -114,6 +114,13 @@ class LeanDecoder:
         heads, key_heads = self._config.num_attention_heads, self._config.num_key_value_heads
         layers: Iterable[Layer] = self._model.layers  # type: ignore[assignment]
         self._layers = [_Weights.of(layer, heads, key_heads, self._dtype) for layer in layers]
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """The cache's dtype with which this is fastest: on a CPU never one of 16 bits, whose scores would be rounded in
+        small products, and whose fused kernel is several times slower."""
+        weight = self._model.norm.weight
+        return weight.dtype if weight.device.type == "cpu" else self._dtype
 
     def hidden(
         self,
@@ -154,13 +161,13 @@ class LeanDecoder:
             torch.mul(plain, cos, out=turned)
             left.addcmul_(second, sin, value=-1)
             right.addcmul_(first, sin)
-            query, key = turned.to(dtype).unflatten(0, rows).split([heads, key_heads], 2)
-            cache.write(key, value, index)
+            query, key = turned.to(cache.dtype).unflatten(0, rows).split([heads, key_heads], 2)
+            cache.write(key, value.to(cache.dtype), index)
             if read is not None and layer is self._layers[-1]:
                 query, x = query[read][:, None], x.view(*rows, -1)[read]
                 gate, up = x.new_empty(2, len(x), self._config.intermediate_size, dtype=dtype)
                 attend = _Attention(positions[read][:, None], cache, [(0, len(x), longest)], heads, key_heads)
-            _add_product(x, attend(query, index), layer.output)
+            _add_product(x, attend(query, index).to(dtype), layer.output)
             y = _normalised(x, layer.mlp_norm, eps).to(dtype)
             torch.mm(y, layer.gate, out=gate)
             torch.mm(y, layer.up, out=up)
@@ -182,7 +189,7 @@ class _Attention:
     """The attention of every layer of one forward pass; the masks are made once.
 
     Where rows have one query each, two batches of small products are 2 to 3 times as fast on a CPU as the fused kernel.
-    Their scores would be rounded to 16 bits, so 16-bit layers keep the kernel.
+    Their scores would be rounded to 16 bits, so 16-bit caches keep the kernel.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from novarl.algos.logprobs import chunked_scores
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Layout = Literal["auto", "shared", "packed", "padded"]
+
+FULL = 64
+"""A CPU compiles its 16-bit matrix products anew for every number of rows, and keeps what it has compiled: a packed row
+is padded to a multiple of so many tokens, or a run would take gigabytes for programs."""
 
 
 class Packed(Protocol):
@@ -190,23 +195,27 @@ def _sharing(
 def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Group], places: Tensor | None) -> Tensor:
     """The hidden states at `places` of one row. The packing travels as a keyword down to the attention, also when that
     is recomputed."""
-    keep = None
+    count, device = len(tokens), tokens.device
+    full = FULL if device.type == "cpu" and torch.is_autocast_enabled("cpu") else 1
+    tokens, position_ids = (F.pad(column, (0, -count % full)) for column in (tokens, position_ids))
+    read = keep = None
     if isinstance(model, Decoder) and places is not None:
-        keep, places = torch.unique(places, return_inverse=True)
-        keep = keep if len(keep) < len(tokens) else None
+        read, places = torch.unique(places, return_inverse=True)
+        read = read if len(read) < count else None
+        keep = None if read is None else F.pad(read, (0, -len(read) % full))
     # A transformers model would build a mask [N, N]: a mask of four dimensions is passed on as it is, and this empty
     # one cannot be mistaken for a real one if a family loses the packing on the way.
-    empty = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=tokens.device)
+    empty = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=device)
     own: dict[str, Any] = {"keep": keep} if isinstance(model, Decoder) else {"attention_mask": empty}
     output = backbone(model)(
         input_ids=tokens[None],
         position_ids=position_ids[None],
         use_cache=False,
-        packed_sequences=packing_of(groups, tokens.device, kernel_of(model), read=keep),
+        packed_sequences=packing_of(groups, device, kernel_of(model), read=read),
         **own,
     )
     hidden: Tensor = output.last_hidden_state[0]
-    return hidden if places is None else hidden.index_select(0, places)
+    return hidden[:count] if places is None else hidden.index_select(0, places)
 
 
 def _padded(

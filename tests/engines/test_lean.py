@@ -63,6 +63,16 @@ def test_in_float64_to_the_last_digits() -> None:
     torch.testing.assert_close(ours, true_states(model), rtol=1e-9, atol=1e-9)
 
 
+def test_16_bit_layers_attend_in_32_bits_on_a_cpu(policy: Policy) -> None:
+    runner = ModelRunner(policy.model, compute_dtype=torch.bfloat16)
+    assert runner.cache_dtype == torch.float32
+    (prefill,) = runner.prefill([tuple(texts()[3])])
+    assert {store.dtype for store in prefill.cache.keys + prefill.cache.values} == {torch.float32}
+    lean, true = LeanDecoder(policy.model, torch.bfloat16), true_states(policy.model)
+    wide, narrow = (float((states(lean, dtype) - true).norm()) for dtype in (torch.float32, torch.bfloat16))
+    assert 0 < wide < narrow < 0.1 * float(true.norm()), "the products round, and a cache of 16 bits rounds more"
+
+
 def test_segments_read_less_and_give_the_same_bits(policy: Policy, reproducible: None) -> None:
     lean = LeanDecoder(policy.model, torch.float32)
     cut = [(0, 1, extent(230)), (1, 2, extent(101)), (2, 4, extent(40))]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from novarl.core.errors import NovaError
@@ -68,6 +69,27 @@ def test_every_kernel_gives_the_same(
 
     for ours, sdpa in zip(through(kernel), through("sdpa"), strict=True):
         torch.testing.assert_close(ours, sdpa, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [GROUPS, LONG])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_on_a_cpu_16_bit_states_are_attended_to_in_32_bits(groups: list[Group], autocast: bool) -> None:
+    """As under autocast, where norms leave queries and keys in float32; and what only pads gets 0."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = sum(group.tokens for group in groups)
+    query, key, value = (3.0 * torch.randn(1, heads, tokens, 8, generator=generator) for heads in (4, 2, 2))
+    packed, padding = packing_of(groups, CPU), 13
+    leaves = [state.requires_grad_() for state in (query, key, value.bfloat16())]
+    upstream = torch.randn(1, 4, tokens, 8, generator=generator).bfloat16()
+    exact = packed_attention(query, key, leaves[2].float(), packed)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        mixed = packed_attention(*(F.pad(leaf, (0, 0, 0, padding), value=1.0) for leaf in leaves), packed)
+    assert torch.equal(mixed[:, :, :tokens], exact.bfloat16()) and not mixed[:, :, tokens:].any()
+    assert not torch.equal(exact, packed_attention(query.bfloat16(), key.bfloat16(), leaves[2], packed).float())
+    found = torch.autograd.grad(mixed[:, :, :tokens], leaves, upstream)
+    for ours, expected in zip(found, torch.autograd.grad(exact, leaves, upstream.float()), strict=True):
+        assert ours.abs().max() > 0
+        torch.testing.assert_close(ours, expected)
 
 
 def test_short_neighbours_are_one_call() -> None:

@@ -237,6 +237,27 @@ def test_bfloat16_computes_in_bfloat16_over_float32_weights(loaded, batch, famil
     assert all(p.grad.dtype == p.dtype == torch.float32 for p in model.parameters())
 
 
+@pytest.mark.parametrize("family", ["decoder", "llama"])
+def test_16_bit_products_on_a_cpu_have_full_rows(loaded, batch, family: str) -> None:
+    """Or programs would be made for every number of tokens. In float32, where none are, nothing is padded."""
+    model = loaded(family).model
+    multiplied: dict[torch.dtype, set[int]] = {torch.float32: set(), torch.bfloat16: set()}
+    dtypes = list(multiplied)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and "lm_head" not in name:
+            module.register_forward_hook(lambda _, __, out: multiplied[dtypes[-1]].add(out.shape[-2]))
+    wanted = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    wanted[::3] = True
+    for _ in range(2):
+        dtypes.reverse()
+        logp, _ = token_logprobs(model, batch, wanted=wanted, compute_dtype=dtypes[-1])
+        model.zero_grad()
+        logp.sum().backward()
+        assert logp[wanted & (batch.prev >= 0)].all() and all(p.grad.isfinite().all() for p in model.parameters())
+    assert all(rows % forward.FULL == 0 for rows in multiplied[torch.bfloat16])
+    assert any(rows % forward.FULL for rows in multiplied[torch.float32])
+
+
 def test_columns_are_aligned_with_their_tokens(loaded, batch, oracle) -> None:
     model = loaded("decoder", "float64").model
     with torch.no_grad():

@@ -299,12 +299,14 @@ WORKLOADS: dict[str, Workload] = {
             "ours": MANY.ours(*QUIET),
             **{f"{prompts} prompts": step.ours(*QUIET) for prompts, step in GROWTH.items()},
             "long": LONG.ours(*QUIET),
+            "long in bf16": LONG.ours(*QUIET, "dtype=bfloat16"),
         },
         [
             Goal("tokens/s at 512 prompts over 32", "tokens_per_second", "ours", "32 prompts", at_least=0.9),
             Goal("tokens/s at 512 prompts over 32 (not above)", "tokens_per_second", "ours", "32 prompts", at_most=1.1),
             Goal("tokens/s at 128 prompts over 8", "tokens_per_second", "128 prompts", "8 prompts", at_least=0.9),
             Goal("MB per 100 steps after step 200", "mb_per_100_steps", "long", at_most=1.0),
+            Goal("MB per 100 steps after step 200, in bf16", "mb_per_100_steps", "long in bf16", at_most=1.0),
         ],
         shown=("seconds", "tokens_per_second", "memory_mb", "mb_per_100_steps"),
         notes="Ours is 512 prompts a step. From 32 prompts on there are the 256 answers that are sampled side by side; "

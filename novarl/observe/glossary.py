@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Literal
 
 Direction = Literal["up", "down", "watch"]
@@ -371,6 +372,7 @@ def lookup(name: str) -> Metric:
     raise KeyError(f"no metric {name!r} in novarl/observe/glossary.py{hint}")
 
 
+@lru_cache(maxsize=4096)  # asked of every column of every line, and slow for names without an entry
 def deterministic(name: str) -> bool:
     """Whether two equal runs agree in this metric. A name without an entry is taken to, so that a difference shows."""
     try:

@@ -74,7 +74,7 @@ def _ours(place: Place, extra: Sequence[str]) -> Run:
     return found
 
 
-def until_good_trl(per_device: int, *, rate: float = TRL_RATE) -> Side:
+def until_good_trl(per_device: int, *, rate: float = TRL_RATE, bf16: bool = False) -> Side:
     def side(place: Place) -> Run:
         task, folder = find_task("sort"), place.out
         train = [{"prompt": row["messages"], "answer": row["answer"]} for row in task.rows("train")]
@@ -90,6 +90,7 @@ def until_good_trl(per_device: int, *, rate: float = TRL_RATE) -> Side:
             "reward": "is_sorted",
             "trainer": {
                 "use_cpu": place.device == "cpu",
+                "bf16": bf16,
                 "per_device_train_batch_size": per_device,
                 "gradient_accumulation_steps": PROMPTS * SAMPLES // per_device,
                 "num_generations": SAMPLES,

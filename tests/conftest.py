@@ -9,6 +9,13 @@ settings.register_profile("repeatable", deadline=None, derandomize=True, databas
 settings.load_profile("repeatable")
 
 
+@pytest.fixture(autouse=True)
+def no_test_gives_up_programs_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from novarl.algos import products
+
+    monkeypatch.setattr(products, "_given_up", [])
+
+
 @pytest.fixture
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile up to its last stage: graphs are traced, differentiated and guarded, and run without a compiler.

@@ -84,7 +84,7 @@ class Episode(Node):
     """Seconds that one call of a reward may take (for one answer; TRL's form: for all); then its process ends."""
     reward_workers: Count | None = None
     """Processes for a reward of your own that is not async and takes one answer, which score so many answers at a time;
-    null: by need, up to 32 where a call takes long; 1 where a score depends on the calls before it."""
+    null: by need, up to 64 where a call takes long; 1 where a score depends on the calls before it."""
 
     @model_validator(mode="after")
     def _turns_need_a_partner(self) -> Episode:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from novarl.algos.products import give_up_programs
 from novarl.core.bus import Bus
 from novarl.core.errors import NovaError
 from novarl.core.types import Record
@@ -25,8 +26,11 @@ MOST = 10
 SPLIT = "split_micro_batches"
 """The Record's name for how many micro-batches were split; absent where none was."""
 
-_SIGNS = ("not enough memory", "can't allocate memory", "out of memory", "bad allocation", "bad_alloc")
-"""What an allocator says on the CPU, where it has no exception of its own."""
+_SIGNS = (
+    *("not enough memory", "can't allocate memory", "out of memory", "bad allocation", "bad_alloc"),
+    "could not create a primitive",
+)
+"""What an allocator says on the CPU, where it has no exception of its own; oneDNN, where its program has no room."""
 
 
 @dataclass(slots=True)
@@ -70,6 +74,7 @@ def fitting(
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         # Outside the handler: until here the traceback has kept the dead pass's tensors alive.
         undo()
+        give_up_programs()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         failed = micro[at[0]]

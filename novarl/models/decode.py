@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from novarl.models.attention import masked_attention
+from novarl.models.fused import Linear
 from novarl.models.kv_cache import KVCache, attention_mask
 from novarl.models.transformer import (
     MLP,
@@ -27,7 +28,6 @@ from novarl.models.transformer import (
     Decoder,
     Embedding,
     Layer,
-    Linear,
     RMSNorm,
     rotary_angles,
 )

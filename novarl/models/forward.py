@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from novarl.algos.logprobs import chunked_scores
+from novarl.algos.products import is_fast
 from novarl.core.errors import NovaError
 from novarl.models.attention import PACKING_ATTENTION
 from novarl.models.packing import Kernel, packing_of
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 Layout = Literal["auto", "shared", "packed", "padded"]
 
 FULL = 64
-"""A CPU compiles its 16-bit matrix products anew for every number of rows, and keeps what it has compiled: a packed row
-is padded to a multiple of so many tokens, or a run would take gigabytes for programs."""
+"""oneDNN, which multiplies 16-bit matrices on a CPU and many of 32 bits, compiles a program for every number of rows
+and frees none: a packed row is padded to a multiple of so many tokens, or a run would take gigabytes for programs."""
 
 
 class Packed(Protocol):
@@ -196,7 +197,8 @@ def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Gr
     """The hidden states at `places` of one row. The packing travels as a keyword down to the attention, also when that
     is recomputed."""
     count, device = len(tokens), tokens.device
-    full = FULL if device.type == "cpu" and torch.is_autocast_enabled("cpu") else 1
+    compiled = torch.is_autocast_enabled("cpu") or (isinstance(model, Decoder) and is_fast(head(model)[0]))
+    full = FULL if compiled else 1
     tokens, position_ids = (F.pad(column, (0, -count % full)) for column in (tokens, position_ids))
     read = keep = None
     if isinstance(model, Decoder) and places is not None:

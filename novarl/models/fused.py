@@ -14,6 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from novarl.algos.products import product, times, weight_gradient
+
+
+class Linear(nn.Linear):
+    """A bias-free linear layer that leaves its weight alone, since `Decoder` draws all of them from its own generator;
+    its products are `algos.products`'."""
+
+    def __init__(self, size_in: int, size_out: int) -> None:
+        super().__init__(size_in, size_out, bias=False)
+
+    def reset_parameters(self) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight)
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps) over the last axis, in the dtype of x and weight."""
@@ -45,7 +61,8 @@ def swiglu(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
 
 def _is_bare(layer: nn.Module) -> bool:
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    return type(layer).forward is nn.Linear.forward and layer._parameters.get("bias") is None and not hooks
+    plain = type(layer).forward in (nn.Linear.forward, Linear.forward)
+    return plain and layer._parameters.get("bias") is None and not hooks
 
 
 def _by_hand(x: Tensor) -> bool:
@@ -118,7 +135,7 @@ class _GatedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
-        return F.linear(F.silu(gate).mul_(up), weight)
+        return times(F.silu(gate).mul_(up), weight)
 
     @staticmethod
     @once_differentiable
@@ -127,8 +144,8 @@ class _GatedProduct(torch.autograd.Function):
         opened = F.silu(gate)
         dweight = None
         if ctx.needs_input_grad[2]:
-            dweight = torch.mm(grad.flatten(0, -2).t(), (opened * up).flatten(0, -2))
-        inner = torch.matmul(grad, weight)
+            dweight = weight_gradient(grad, opened * up)
+        inner = times(grad, weight.t())
         return torch.ops.aten.silu_backward(inner * up, gate), opened.mul_(inner), dweight
 
 

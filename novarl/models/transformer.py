@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.models.attention import causal_attention, masked_attention, packed_attention
-from novarl.models.fused import rms_norm, rotate, swiglu
+from novarl.models.fused import Linear, rms_norm, rotate, swiglu
 from novarl.models.packing import Kernel, Packing
 
 if TYPE_CHECKING:
@@ -118,18 +118,8 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
     return angle.cos(), angle.sin()
 
 
-class Linear(nn.Linear):
-    """A bias-free linear layer that leaves its weight alone: `Decoder` draws all of them from its own generator."""
-
-    def __init__(self, size_in: int, size_out: int) -> None:
-        super().__init__(size_in, size_out, bias=False)
-
-    def reset_parameters(self) -> None:
-        pass
-
-
 class Embedding(nn.Embedding):
-    """An embedding that leaves its weight alone, for the same reason."""
+    """An embedding that leaves its weight alone, as `Linear` does."""
 
     def reset_parameters(self) -> None:
         pass

@@ -40,9 +40,9 @@ SLOW = 0.02
 """Seconds of a call from which on more workers than one are worth their start."""
 COMPUTES = 0.1
 """The share of a long call that is the CPU's, from which on it counts as computing."""
-MOST_WORKERS = 32
+MOST_WORKERS = 64
 """Where nobody says how many."""
-MEMORY = 512 * 2**20
+MEMORY = 2**30
 """Bytes that they may have together then; a file that loads a model is not loaded often."""
 PROBE = 2
 """The first calls of a function nothing is known of; the others are divided by what they took."""

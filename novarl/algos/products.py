@@ -1,0 +1,80 @@
+"""Products with a matrix of weights, by the faster of the two libraries that PyTorch has on a CPU.
+
+PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 unused on processors of other makers than Intel, and
+on all of them under `MKL_CBWR=AVX2`, which exact bits need. oneDNN uses it, which makes it the faster one there, and a
+row's bits are the same whatever rows are beside it. It compiles a program for every number of rows and frees none, so
+those who multiply ever other numbers of rows should round them up.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
+
+
+@cache
+def has_fast_products() -> bool:
+    """Whether this CPU has AVX-512 and this PyTorch the operator that takes oneDNN to it."""
+    built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    there = built and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return there and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+_given_up: list[bool] = []
+
+
+def give_up_programs() -> None:
+    """Leave oneDNN from here on: its programs take memory, and there is none to spare."""
+    _given_up.append(True)
+
+
+def is_fast(*tensors: Tensor) -> bool:
+    """Whether products of these go through oneDNN: float32, on a CPU that gains by it, not spread over ranks."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    plain = all(type(x) in (Tensor, Parameter) and x.dtype == torch.float32 for x in tensors)
+    return plain and all(x.device.type == "cpu" for x in tensors) and has_fast_products() and not _given_up
+
+
+def times(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T, without a gradient: x [..., K], weight [N, K] (a transposed view, too) -> [..., N]."""
+    if is_fast(x, weight):
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+        return found
+    return F.linear(x, weight)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T, differentiable (once): x [..., K], weight [N, K] -> [..., N]."""
+    if not is_fast(x, weight):
+        return F.linear(x, weight)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return _Product.apply(x, weight)  # type: ignore[no-any-return, no-untyped-call]
+    return times(x, weight)
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """sum over rows of grad_i x_i^T, the gradient of `product` in its weight: grad [..., N], x [..., K] -> [N, K]."""
+    grad, x = grad.flatten(0, -2).t(), x.flatten(0, -2)
+    return times(grad, x.t()) if is_fast(grad, x) else torch.mm(grad, x)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return times(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        want_x, want_weight = ctx.needs_input_grad
+        dx = times(grad, weight.t()) if want_x else None
+        return dx, weight_gradient(grad, x) if want_weight else None

@@ -1,0 +1,72 @@
+"""Products by oneDNN: numbers and gradients of a plain product, a row's bits its own, and only where it is meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from novarl.algos import products
+from novarl.algos.products import give_up_programs, is_fast, product, times, weight_gradient
+
+
+@pytest.fixture(autouse=True)
+def through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a CPU that gains nothing by it."""
+    monkeypatch.setattr(products, "has_fast_products", lambda: True)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("shape", [(64, 48), (1, 7, 48), (2, 3, 5, 48), (1, 48)])
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+def test_values_and_gradients(shape: tuple[int, ...], wanted: tuple[bool, bool]) -> None:
+    leaves = [leaf.requires_grad_(want) for leaf, want in zip((drawn(*shape), drawn(32, 48)), wanted, strict=True)]
+    asked = [leaf for leaf in leaves if leaf.requires_grad]
+    ours, plain = product(*leaves), F.linear(*leaves)
+    assert is_fast(*leaves) and "Product" in type(ours.grad_fn).__name__
+    torch.testing.assert_close(ours, plain)
+    upstream = drawn(*plain.shape)
+    found, expected = (torch.autograd.grad(value, asked, upstream) for value in (ours, plain))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "size"), [(128, 512), (512, 128), (320, 160), (1024, 256)])
+def test_a_row_has_its_bits_whoever_is_beside_it(width: int, size: int) -> None:
+    x, weight = drawn(256, width), drawn(size, width)
+    whole = times(x, weight)
+    for rows in (slice(0, 4), slice(0, 60), slice(100, 228), slice(3, 254)):
+        assert torch.equal(times(x[rows].contiguous(), weight), whole[rows])
+
+
+def test_a_transposed_view_of_the_weights_is_read_as_it_lies() -> None:
+    grad, x, weight = drawn(2, 30, 32), drawn(2, 30, 48), drawn(32, 48)
+    torch.testing.assert_close(times(grad, weight.t()), grad @ weight)
+    torch.testing.assert_close(weight_gradient(grad, x), grad.flatten(0, 1).t() @ x.flatten(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_others_keep_the_product_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = drawn(8, 16), drawn(4, 16)
+    assert is_fast(x, weight) and not is_fast(x.double(), weight.double()) and not is_fast(x, weight.bfloat16())
+    assert torch.equal(product(x.double(), weight.double()), F.linear(x.double(), weight.double()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_fast(x, weight) and product(x, weight).dtype == torch.bfloat16
+    assert not is_fast(x.to("meta"), weight.to("meta"))
+
+    class OnRanks(Tensor):
+        """As a DTensor is."""
+
+    assert not is_fast(x.as_subclass(OnRanks), weight)
+    monkeypatch.setattr(products, "has_fast_products", lambda: False)
+    assert not is_fast(x, weight) and torch.equal(product(x, weight), F.linear(x, weight))
+
+
+def test_what_is_given_up_stays_so() -> None:
+    x, weight = drawn(8, 16), drawn(4, 16)
+    assert is_fast(x, weight)
+    give_up_programs()
+    assert not is_fast(x, weight) and torch.equal(product(x, weight), F.linear(x, weight))

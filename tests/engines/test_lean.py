@@ -70,9 +70,7 @@ def test_16_bit_layers_attend_in_32_bits_on_a_cpu(policy: Policy) -> None:
     assert {store.dtype for store in prefill.cache.keys + prefill.cache.values} == {torch.float32}
     lean, true = LeanDecoder(policy.model, torch.bfloat16), true_states(policy.model)
     for dtype in (torch.float32, torch.bfloat16):
-        assert 0 < (states(lean, dtype) - true).norm() < 0.1 * true.norm(), (
-            "16-bit products neither round nor are wrong"
-        )
+        assert 0 < (states(lean, dtype) - true).norm() < 0.1 * true.norm(), "they round, and not much"
 
 
 def test_segments_read_less_and_give_the_same_bits(policy: Policy, reproducible: None) -> None:

@@ -22,9 +22,12 @@ from torch.nn import Parameter
 def has_fast_products() -> bool:
     """Whether this CPU has AVX-512 and this PyTorch the operator that takes oneDNN to it."""
     built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    there = built and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    there = built and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
     return there and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
+
+_PACKED_FOR = 64
+"""The rows that a layout is asked for; it comes out the same for other numbers."""
 
 _given_up: list[bool] = []
 
@@ -36,10 +39,27 @@ def give_up_programs() -> None:
 
 def is_fast(*tensors: Tensor) -> bool:
     """Whether products of these go through oneDNN: float32, on a CPU that gains by it, not spread over ranks."""
+    return all(x.dtype == torch.float32 for x in tensors) and _may_take(*tensors)
+
+
+def _may_take(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    plain = all(type(x) in (Tensor, Parameter) and x.dtype == torch.float32 for x in tensors)
-    return plain and all(x.device.type == "cpu" for x in tensors) and has_fast_products() and not _given_up
+    plain = all(type(x) in (Tensor, Parameter) and x.device.type == "cpu" for x in tensors)
+    return plain and has_fast_products() and not _given_up
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether `pack` takes this weight, and products gain by it: as `is_fast`, and in bfloat16 too."""
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    return weight.dtype in (torch.float32, torch.bfloat16) and _may_take(weight)
+
+
+def pack(weight: Tensor) -> Tensor:
+    """A weight [N, K] copied into oneDNN's own layout, an opaque tensor, for those who multiply by it often."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACKED_FOR)
+    return packed
 
 
 def times(x: Tensor, weight: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ class LocalEngine:
             self._end_requests(asyncio.CancelledError())
 
     async def _drive(self) -> None:
-        """Step until nobody waits. Nothing of a stretch outlives it: idle, an engine holds no cache."""
+        """Step until nobody waits. Nothing of a stretch outlives it: idle, an engine holds no cache and no weights."""
         self._runner.refresh()
         batch = Batch(self._runner, self._decode, max_batch=self._max_batch, eos_ids=self._eos_ids)
         try:
@@ -128,6 +128,7 @@ class LocalEngine:
             # In the same breath as the last look at the queue: no request can fall between.
             self._driver = None
             self._recent.clear()
+            self._runner.refresh()
 
     def _arrivals(self, free: int) -> list[tuple[list[Request], Prefill]]:
         """Take up to `free` waiting requests, with one prefill for each prompt.

@@ -15,14 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from novarl.algos.products import can_pack
 from novarl.core.errors import NovaError
 from novarl.models.attention import PACKING_ATTENTION
 from novarl.models.compiled import uncompiled
 from novarl.models.decode import LeanDecoder, Segment, is_plain
 from novarl.models.forward import autocast, backbone, head
 from novarl.models.kv_cache import KVCache, attention_mask, extent, round_up
+from novarl.models.matrices import PackedMatrix
 
 ROWS = 4
 """Matrix products get a multiple of this many rows: from 4 on, in steps of 4, a row's product has the same bits."""
@@ -65,6 +68,7 @@ class ModelRunner:
         self.dtype = compute_dtype or weight.dtype
         self._masks = _Masks(model, self.dtype)
         self._lean: LeanDecoder | None = None
+        self._head: PackedMatrix | None = None
         self.refresh()
         self._check_cache()
 
@@ -79,7 +83,8 @@ class ModelRunner:
         return self.dtype if self._lean is None else self._lean.cache_dtype
 
     def refresh(self) -> None:
-        """Take over weights that have changed."""
+        """Let go of copies of the weights, which may have changed; new ones are made when they are needed."""
+        self._head = None
         with self._evaluating():
             if not is_plain(self.model):
                 self._lean = None
@@ -165,10 +170,19 @@ class ModelRunner:
         in: rounding logits to 16 bits is what would drive the two apart."""
         weight, bias = head(self.model)
         hidden = hidden.to(weight.dtype)
-        if weight.device.type != "cpu" or len(weight) < BLOCK:
-            return nn.functional.linear(hidden, weight, bias)
-        logits = _blockwise(hidden, weight)
+        if can_pack(weight):
+            logits = self._packed_logits(hidden, weight)
+        elif weight.device.type != "cpu" or len(weight) < BLOCK:
+            return F.linear(hidden, weight, bias)
+        else:
+            logits = _blockwise(hidden, weight)
         return logits if bias is None else logits.add_(bias)
+
+    def _packed_logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        if self._head is None:
+            self._head = PackedMatrix(weight)
+        count = len(hidden)
+        return self._head.times(F.pad(hidden, (0, 0, 0, self._head.rows(count) - count)))[:count]
 
     def _sampling(self) -> AbstractContextManager[None]:
         """What the forward pass of sampling runs in; the lean one knows no dropout."""

@@ -1,11 +1,9 @@
 """The built-in decoder's forward pass for sampling: the numbers of `transformer.Decoder` by fewer, cheaper steps.
 
 Left out are the modules' calls, norms in six kernels, a copy of the residual at every addition, and a boolean mask that
-every layer turns into numbers. It works on the learner's own tensors, so nothing is copied when they change; only with
-16-bit layers are their weights cast, once a `refresh` and not at every step.
-
-Separate projections stay separate: on a CPU one product with the stacked weights is no faster than one for each
-(measured on 6M to 42M parameters and 16 to 64 rows: 4.8 ms against 5.0 ms), and stacking would need a copy of them.
+every layer turns into numbers; queries, keys and values come from one product. It works on the learner's own tensors
+where it can, and on copies of them otherwise: in 16 bits, stacked, or in the layout that the CPU multiplies fastest
+(`matrices`). Copies are made at the first forward pass after a `refresh`, and gone at the next `refresh`.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from novarl.models.attention import masked_attention
 from novarl.models.fused import Linear
 from novarl.models.kv_cache import KVCache, attention_mask
+from novarl.models.matrices import Matrix, as_matrix
 from novarl.models.transformer import (
     MLP,
     Attention,
@@ -40,46 +39,42 @@ Segment = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """One layer's weights, matrices transposed (views): y = x @ matrix. `gain` [H + Hkv, Dh] holds the weights of the
-    norms of queries and keys, those of queries with the attention's scale 1 / sqrt(Dh) in them."""
+    """One layer's weights; `project` [(H + 2 Hkv) Dh, D] stacks those of queries, keys and values. `gain` [H + Hkv, Dh]
+    holds those of the norms of queries and keys, those of queries with the attention's scale 1 / sqrt(Dh) in them."""
 
     attention_norm: Tensor
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    project: Matrix
     gain: Tensor
-    output: Tensor
+    output: Matrix
     mlp_norm: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    gate: Matrix
+    up: Matrix
+    down: Matrix
 
     @classmethod
     def of(cls, layer: Layer, heads: int, key_heads: int, dtype: torch.dtype) -> _Weights:
         attention, mlp = layer.self_attn, layer.mlp
         query_norm = attention.q_norm.weight.detach() * attention.head_dim**-0.5
         key_norm = attention.k_norm.weight.detach()
-        matrices = {
-            "query": attention.q_proj, "key": attention.k_proj, "value": attention.v_proj, "output": attention.o_proj,
-            "gate": mlp.gate_proj, "up": mlp.up_proj, "down": mlp.down_proj,
-        }  # fmt: skip
+        projections = [_weight(linear).to(dtype) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        matrices = {"output": attention.o_proj, "gate": mlp.gate_proj, "up": mlp.up_proj, "down": mlp.down_proj}
         return cls(
             attention_norm=layer.input_layernorm.weight.detach(),
+            project=as_matrix(torch.cat(projections)),
             gain=torch.cat([query_norm.expand(heads, -1), key_norm.expand(key_heads, -1)]),
             mlp_norm=layer.post_attention_layernorm.weight.detach(),
-            **{name: _matrix(linear).to(dtype) for name, linear in matrices.items()},
+            **{name: as_matrix(_weight(linear).to(dtype)) for name, linear in matrices.items()},
         )
 
 
 @torch.no_grad()
-def _matrix(linear: nn.Module) -> Tensor:
-    """The matrix of a linear layer, transposed: a view of its weight, or, where it has an adapter, what it does to unit
-    vectors."""
+def _weight(linear: nn.Module) -> Tensor:
+    """The weight [N, K] of a linear layer, or, where it has an adapter, what it does to unit vectors, transposed."""
     weight: Tensor = linear.weight  # type: ignore[assignment]
     if type(linear) is Linear:
-        return weight.detach().t()
+        return weight.detach()
     product: Tensor = linear(torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device))
-    return product
+    return product.t()
 
 
 def is_plain(model: nn.Module) -> TypeGuard[Decoder]:
@@ -107,13 +102,17 @@ class LeanDecoder:
         self._model, self._config, self._dtype = model.model, model.config, dtype
         self._layers: list[_Weights] = []
         self._cos = self._sin = torch.empty(0)
-        self.refresh()
 
     def refresh(self) -> None:
-        """Take over the weights as they are now."""
-        heads, key_heads = self._config.num_attention_heads, self._config.num_key_value_heads
-        layers: Iterable[Layer] = self._model.layers  # type: ignore[assignment]
-        self._layers = [_Weights.of(layer, heads, key_heads, self._dtype) for layer in layers]
+        """Let go of what was made from the weights as they were."""
+        self._layers = []
+
+    def _weights(self) -> list[_Weights]:
+        if not self._layers:
+            heads, key_heads = self._config.num_attention_heads, self._config.num_key_value_heads
+            layers: Iterable[Layer] = self._model.layers  # type: ignore[assignment]
+            self._layers = [_Weights.of(layer, heads, key_heads, self._dtype) for layer in layers]
+        return self._layers
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -139,41 +138,39 @@ class LeanDecoder:
         dtype, size = self._dtype, self._config.head_dim
         heads, key_heads = self._config.num_attention_heads, self._config.num_key_value_heads
         queries, keys, half = heads * size, (heads + key_heads) * size, size // 2
-        x = self._model.embed_tokens.weight.detach()[tokens.flatten()]
+        layers, shape, count = self._weights(), tokens.shape, tokens.numel()
+        idle = layers[0].project.rows(count) - count  # rows at the end that only make products faster
+        x = self._model.embed_tokens.weight.detach()[F.pad(tokens.flatten(), (0, idle))]
         eps = torch.full((), self._config.rms_norm_eps, dtype=x.dtype, device=x.device)
         longest = max(extent for _, _, extent in segments)
         cache.place(positions, longest)
-        cos, sin = self._rotation(positions.flatten(), cache.capacity)
+        cos, sin = self._rotation(F.pad(positions.flatten(), (0, idle)), cache.capacity)
         attend = _Attention(positions, cache, segments, heads, key_heads)
-        rows = tokens.shape
         # Every layer writes to the same memory, so that it is cut into its parts once.
-        projected = x.new_empty(len(x), keys + key_heads * size, dtype=dtype)
-        parts = projected[:, :queries], projected[:, queries:keys], projected[:, keys:]
-        raw, value = projected[:, :keys].unflatten(1, (-1, size)), parts[2].view(*rows, key_heads, size)
-        plain, turned = x.new_empty(raw.shape), x.new_empty(raw.shape)
-        gate, up = x.new_empty(2, len(x), self._config.intermediate_size, dtype=dtype)
+        plain, turned = x.new_empty(2, len(x), heads + key_heads, size)
         (first, second), (left, right) = plain.split(half, -1), turned.split(half, -1)
-        for index, layer in enumerate(self._layers):
-            y = _normalised(x, layer.attention_norm, eps).to(dtype)
-            for matrix, out in zip((layer.query, layer.key, layer.value), parts, strict=True):
-                torch.mm(y, matrix, out=out)
+        mixed = x.new_zeros(len(x), queries, dtype=cache.dtype)
+        for index, layer in enumerate(layers):
+            projected = layer.project.times(_normalised(x, layer.attention_norm, eps).to(dtype))
+            raw, value = projected[:, :keys].unflatten(1, (-1, size)), projected[:count, keys:]
             _normalised(raw.to(x.dtype), layer.gain, eps, out=plain)
             torch.mul(plain, cos, out=turned)
             left.addcmul_(second, sin, value=-1)
             right.addcmul_(first, sin)
-            query, key = turned.to(cache.dtype).unflatten(0, rows).split([heads, key_heads], 2)
-            cache.write(key, value.to(cache.dtype), index)
-            if read is not None and layer is self._layers[-1]:
-                query, x = query[read][:, None], x.view(*rows, -1)[read]
-                gate, up = x.new_empty(2, len(x), self._config.intermediate_size, dtype=dtype)
-                attend = _Attention(positions[read][:, None], cache, [(0, len(x), longest)], heads, key_heads)
-            _add_product(x, attend(query, index).to(dtype), layer.output)
+            query, key = turned[:count].to(cache.dtype).unflatten(0, shape).split([heads, key_heads], 2)
+            cache.write(key, value.to(cache.dtype).view(*shape, key_heads, size), index)
+            if read is not None and layer is layers[-1]:
+                query, count = query[read][:, None], len(read[0])
+                idle = layer.output.rows(count) - count
+                x = F.pad(x[: tokens.numel()].view(*shape, -1)[read], (0, 0, 0, idle))
+                mixed = x.new_zeros(len(x), queries, dtype=cache.dtype)
+                attend = _Attention(positions[read][:, None], cache, [(0, count, longest)], heads, key_heads)
+            attend(query, index, mixed[:count])
+            x = layer.output.added(mixed.to(dtype), x)
             y = _normalised(x, layer.mlp_norm, eps).to(dtype)
-            torch.mm(y, layer.gate, out=gate)
-            torch.mm(y, layer.up, out=up)
-            _add_product(x, F.silu(gate, inplace=True).mul_(up), layer.down)
-        x = _normalised(x, self._model.norm.weight.detach(), eps)
-        return x.unflatten(0, rows if read is None else (-1, 1))
+            x = layer.down.added(layer.up.gated(y, layer.gate.opened(y)), x)
+        x = _normalised(x[:count], self._model.norm.weight.detach(), eps)
+        return x.unflatten(0, shape if read is None else (-1, 1))
 
     def _rotation(self, positions: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
         """cos [N, 1, Dh] (its halves are equal) and sin [N, 1, Dh / 2] of the rotations at positions [N]."""
@@ -201,29 +198,27 @@ class _Attention:
         if self._by_products:
             self._masks = [_as_scores(mask, heads, key_heads, cache.dtype) for mask in self._masks]
 
-    def __call__(self, query: Tensor, layer: int) -> Tensor:
-        """query [B, L, H, Dh], already scaled, to mixed values [B * L, H * Dh]."""
+    def __call__(self, query: Tensor, layer: int, out: Tensor) -> None:
+        """query [B, L, H, Dh], already scaled, to mixed values, written to `out` [B * L, H * Dh]."""
         run = self._products if self._by_products else self._fused
-        parts = []
+        mixed = out.unflatten(0, query.shape[:2])
         for (start, stop, extent), mask in zip(self._segments, self._masks, strict=True):
             keys, values = (
                 self._cache.keys[layer][start:stop, :, :extent],
                 self._cache.values[layer][start:stop, :, :extent],
             )
-            parts.append(run(query[start:stop], keys, values, mask))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            run(query[start:stop], keys, values, mask, mixed[start:stop])
 
     @staticmethod
-    def _products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        key_heads, size = keys.shape[1], keys.shape[3]
-        folded = query.reshape(len(query) * key_heads, -1, size)
+    def _products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
+        folded = query.reshape(-1, mask.shape[1], keys.shape[3])
         scores = torch.baddbmm(mask, folded, keys.flatten(0, 1).transpose(1, 2))
-        return torch.bmm(torch.softmax(scores, -1), values.flatten(0, 1)).view(len(query), -1)
+        torch.bmm(torch.softmax(scores, -1), values.flatten(0, 1), out=out.view(folded.shape))
 
     @staticmethod
-    def _fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    def _fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
         mixed = masked_attention(query.transpose(1, 2), keys, values, mask, scale=1.0)
-        return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
+        out.unflatten(-1, query.shape[2:]).copy_(mixed.transpose(1, 2))
 
 
 def _as_scores(visible: Tensor, heads: int, key_heads: int, dtype: torch.dtype) -> Tensor:
@@ -237,11 +232,3 @@ def _normalised(x: Tensor, gain: Tensor, eps: Tensor, out: Tensor | None = None)
     mean of squares is two."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.div(x, torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).sqrt_(), out=out).mul_(gain)
-
-
-def _add_product(x: Tensor, left: Tensor, right: Tensor) -> None:
-    """x += left @ right, in one kernel where the types agree."""
-    if left.dtype == x.dtype:
-        x.addmm_(left, right)
-    else:
-        x.add_(left @ right)

@@ -8,16 +8,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from novarl.algos import products
 from novarl.engines.runner import ModelRunner, Prefill
 from novarl.models.decode import LeanDecoder, Segment
 from novarl.models.kv_cache import KVCache, extent
 from novarl.models.load import Policy, load
 from novarl.models.lora import LoraSettings, inject, without_adapters
+from novarl.models.matrices import Matrix, PackedMatrix
 from novarl.models.transformer import Decoder
 
 from .conftest import LETTERS, echo, full_logits
 
 LENGTHS = (230, 101, 40, 21)
+
+
+@pytest.fixture(autouse=True, params=["as they lie", "packed"])
+def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Either form of the weights, on every CPU."""
+    monkeypatch.setattr(products, "has_fast_products", lambda: request.param == "packed")
+    return str(request.param)
 
 
 def texts() -> list[list[int]]:
@@ -83,7 +92,7 @@ def test_segments_read_less_and_give_the_same_bits(policy: Policy, reproducible:
 
 @torch.no_grad()
 def test_the_last_token_alone_is_computed_to_the_same_bits_whoever_is_beside_it(
-    policy: Policy, reproducible: None, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, weights: str, reproducible: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lean, slots = LeanDecoder(policy.model, torch.float32), extent(max(LENGTHS))
     padded, positions = torch.zeros(4, max(LENGTHS), dtype=torch.int64), torch.arange(max(LENGTHS)).expand(4, -1)
@@ -91,8 +100,9 @@ def test_the_last_token_alone_is_computed_to_the_same_bits_whoever_is_beside_it(
         padded[row, : len(text)] = torch.tensor(text)
     last = torch.tensor(LENGTHS) - 1
     multiplied: list[int] = []
-    silu = torch.nn.functional.silu
-    monkeypatch.setattr(torch.nn.functional, "silu", lambda x, **k: (multiplied.append(len(x)), silu(x, **k))[1])
+    form = PackedMatrix if weights == "packed" else Matrix
+    opened = form.opened
+    monkeypatch.setattr(form, "opened", lambda *a: (multiplied.append(len(a[1])), opened(*a))[1])
 
     def run(rows: list[int]) -> Tensor:
         picked = padded[rows]
@@ -102,7 +112,9 @@ def test_the_last_token_alone_is_computed_to_the_same_bits_whoever_is_beside_it(
         return lean.hidden(picked, positions[rows], cache, [(0, len(rows), slots)], read)[: len(rows), 0]
 
     whole = run([0, 1, 2, 3])
-    assert multiplied[-2:] == [4 * max(LENGTHS), 4], "the last layer ran its MLP for tokens that nobody reads"
+    assert multiplied[-2:] == ([960, 16] if weights == "packed" else [920, 4]), (
+        "the last layer ran its MLP for tokens that nobody reads"
+    )
     torch.testing.assert_close(whole, true_states(policy.model))
     assert torch.equal(run([2, 0, 3])[[1, 0, 2]], whole[[0, 2, 3]])
 

@@ -1,0 +1,80 @@
+"""A matrix of weights as the sampler multiplies by it: often, by few rows, and without gradients."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from novarl.algos.products import can_pack, pack
+
+
+class Matrix:
+    """A weight [N, K]: x [R, K] to x @ weight.T [R, N], and what a layer does with that."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def rows(self, count: int) -> int:
+        """How many rows to bring for `count` of them, at least as many: what is in the others does not matter."""
+        return count
+
+    def times(self, x: Tensor) -> Tensor:
+        """x @ weight.T."""
+        return F.linear(x, self._weight)
+
+    def opened(self, x: Tensor) -> Tensor:
+        """silu(x @ weight.T)."""
+        return F.silu(self.times(x), inplace=True)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """(x @ weight.T) * gate."""
+        return self.times(x).mul_(gate)
+
+    def added(self, x: Tensor, total: Tensor) -> Tensor:
+        """total + x @ weight.T, in the dtype of `total`, which may be overwritten."""
+        if total.dtype == x.dtype:
+            return total.addmm_(x, self._weight.t())
+        return total.add_(self.times(x))
+
+
+class PackedMatrix(Matrix):
+    """A copy of the weight in oneDNN's own layout: on 2 cores with AVX-512 it multiplies 64 rows 1.2 to 1.6 times as
+    fast as the weight as it lies, and activations and residuals are part of the product.
+
+    A row's bits are the same whatever rows are beside it, from two rows on.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(pack(weight))
+
+    def rows(self, count: int) -> int:
+        """Steps of 16, and from 256 rows on eight to the doubling: each number of rows has programs of its own, which
+        cost some milliseconds to compile."""
+        step = max(16, 1 << max(0, (count - 1).bit_length() - 4))
+        return -(-count // step) * step
+
+    def times(self, x: Tensor) -> Tensor:
+        return self._product(x, "none")
+
+    def opened(self, x: Tensor) -> Tensor:
+        return self._product(x, "swish")
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        return self._with(x, gate, "mul")
+
+    def added(self, x: Tensor, total: Tensor) -> Tensor:
+        return self._with(x, total, "add") if total.dtype == x.dtype else total.add_(self.times(x))
+
+    def _product(self, x: Tensor, activation: str) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, activation, [], "")
+        return found
+
+    def _with(self, x: Tensor, other: Tensor, how: str) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._weight, None, how)
+        return found
+
+
+def as_matrix(weight: Tensor) -> Matrix:
+    """The weight in the faster form that this machine has for it; a copy, or the weight itself."""
+    return PackedMatrix(weight) if can_pack(weight) else Matrix(weight)

@@ -18,7 +18,7 @@ from novarl.engines.runner import ROWS, ModelRunner, Prefill
 from novarl.engines.sampling import Choice, Parameters, choose
 from novarl.engines.stops import Decode, StopRule
 from novarl.models.decode import Segment
-from novarl.models.kv_cache import KVCache, extent, round_up
+from novarl.models.kv_cache import round_up
 
 _SHORT = 96
 """Rows with up to this many tokens are read together, those with up to twice as many, and so on: in each run of rows
@@ -56,7 +56,7 @@ class Batch:
         self._runner, self._decode, self._max_batch = runner, decode, max_batch
         self._eos_ids = np.array(eos_ids, np.int64)
         rows = round_up(max_batch, ROWS)
-        self._cache = KVCache(0, 0, dtype=runner.cache_dtype)
+        self._cache = runner.new_cache()
         self._rows: list[Row] = []
         self._state = np.zeros(rows, _STATE)
         self._sampled = np.zeros((rows, _FIRST_COLUMNS), _SAMPLED)
@@ -116,8 +116,8 @@ class Batch:
         """Give each request a row that holds the prompt."""
         length = len(prefill.prompt)
         rows = range(len(self), len(self) + len(requests))
-        longest = extent(length + max(request.limit for request in requests))
-        self._cache.reserve(max(min(longest, _FIRST_SLOTS), extent(length + 1)), held=len(self))
+        longest = self._cache.extent(length + max(request.limit for request in requests))
+        self._cache.reserve(max(min(longest, _FIRST_SLOTS), self._cache.extent(length + 1)), held=len(self))
         self._cache.insert(rows, prefill.cache, prefill.row, length=length)
         for row, request in zip(rows, requests, strict=True):
             sampling = request.sampling
@@ -190,9 +190,12 @@ class Batch:
         self._regroup()
 
     def _sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """0 for rows of up to _SHORT tokens, 1 for those of up to twice as many, and so on."""
+        """0 for rows of up to _SHORT tokens, 1 for those of up to twice as many, and so on; in a cache that is cut into
+        slabs, how many of them a row has filled."""
         if not self._runner.reads_segments:
             return np.zeros_like(lengths)
+        if self._cache.slab is not None:
+            return -(-lengths // self._cache.slab)
         return np.ceil(np.log2(np.maximum(lengths, _SHORT) / _SHORT)).astype(np.int64)
 
     def _segments(self, width: int) -> list[Segment]:
@@ -200,5 +203,5 @@ class Batch:
         starts = [0, *(np.flatnonzero(np.diff(self._places)) + 1).tolist()]
         lengths = self._state["length"]
         ends = [*starts[1:], len(self)]
-        slots = [extent(int(lengths[start:end].max())) for start, end in zip(starts, ends, strict=True)]
+        slots = [self._cache.extent(int(lengths[start:end].max())) for start, end in zip(starts, ends, strict=True)]
         return list(zip(starts, [*starts[1:], width], slots, strict=True))

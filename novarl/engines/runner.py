@@ -82,6 +82,10 @@ class ModelRunner:
         """What a cache of keys and values should hold."""
         return self.dtype if self._lean is None else self._lean.cache_dtype
 
+    def new_cache(self) -> KVCache:
+        """A cache for `decode`, without room as yet."""
+        return KVCache(0, 0, dtype=self.cache_dtype, slab=None if self._lean is None else self._lean.slab)
+
     def refresh(self) -> None:
         """Let go of copies of the weights, which may have changed; new ones are made when they are needed."""
         self._head = None

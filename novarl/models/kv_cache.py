@@ -14,6 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SLAB = 128
+"""Slots of a slab, where a cache is cut into slabs: more would make rows read more than they hold, fewer would make
+products so small that calling them is most of the work."""
+
+STEP = 16
+"""Attention reads a multiple of this many slots."""
+
 GROWTH = 2.0
 """Capacity grows by at least this factor, so that copying on growth costs O(1) per token."""
 
@@ -34,34 +41,47 @@ def extent(length: int) -> int:
     Hence: multiples of 16, except that a last block of 193 to 383 is widened to 384. (Measured with heads of 32 to 256,
     1 to 16 queries to a key head, MKL_CBWR of AVX2 and of AVX512,STRICT: the other extents differ, these never.)
     """
-    slots = round_up(length, 16)
+    slots = round_up(length, STEP)
     last = slots % 512
     return slots - last + 384 if 192 < last < 384 else slots
 
 
 class KVCache:
-    """Keys and values of `rows` sequences, per layer [rows, Hkv, capacity, Dh], allocated at first use.
+    """Keys and values of `rows` sequences, per layer [slabs, rows, Hkv, slots of a slab, Dh], allocated at first use.
+
+    One slab of `capacity` slots, or, if `slab` is given, as many of so many slots as that takes. Where rows attend slab
+    by slab, each reads no more slabs than it has filled, and memory is read from one end to the other: on 2 cores 1.7
+    times as fast as from rows that are longer than what they hold (96 rows of 40 to 260 tokens).
 
     Implements the part of Hugging Face's Cache protocol that attention layers call (`update`, `get_seq_length`), for
-    any family whose layers keep one key and one value per token; head sizes may differ between layers and between
-    keys and values. `place` says where the next forward pass writes and how much it reads; between forward passes rows
-    are filled from other caches (`insert`), moved (`move`) and, like their number, given more room (`reserve`).
+    one slab and any family whose layers keep one key and one value per token; head sizes may differ between layers and
+    between keys and values. `place` says where the next forward pass writes and how much it reads; between forward
+    passes rows are filled from other caches (`insert`), moved (`move`) and, like their number, given more room
+    (`reserve`).
     """
 
-    def __init__(self, rows: int, capacity: int, *, dtype: torch.dtype) -> None:
-        self.rows, self.capacity, self.dtype = rows, capacity, dtype
+    def __init__(self, rows: int, capacity: int, *, dtype: torch.dtype, slab: int | None = None) -> None:
+        self.rows, self.dtype, self.slab = rows, dtype, slab
+        self.capacity = capacity if slab is None else round_up(capacity, slab)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._row_index = torch.empty(0, 1, dtype=torch.int64)
-        self._positions = torch.empty(0, 0, dtype=torch.int64)
+        self._at: tuple[Tensor, Tensor] = (self._row_index, self._row_index)
         self._extent = 0
+
+    def extent(self, length: int) -> int:
+        """How many slots attention should read for rows of up to `length` tokens, so that no row's bits depend on it:
+        in slabs of up to 192, any multiple of 16."""
+        return extent(length) if self.slab is None else round_up(length, STEP)
 
     def place(self, positions: Tensor, extent: int) -> None:
         """Direct the next forward pass: token [b, l] is written to slot positions[b, l] of row b (int64 [B, L]), and
         attention reads slots 0 .. extent - 1 of rows 0 .. B - 1."""
         if extent > self.capacity:
             raise ValueError(f"{extent} slots asked of a cache with {self.capacity}: call reserve() first")
-        self._positions, self._extent = positions, extent
+        self._extent = extent
+        width = self.slab or self.capacity
+        self._at = positions // width, positions % width
         self._row_index = torch.arange(len(positions), device=positions.device)[:, None]
 
     def update(
@@ -70,36 +90,43 @@ class KVCache:
         """Write key and value [B, Hkv, L, Dh] of this forward pass; return all that its queries may read, [B, Hkv,
         extent, Dh]. Slots not yet written hold zeros or a former row's values: finite, and hidden by the mask."""
         self.write(key_states.transpose(1, 2).to(self.dtype), value_states.transpose(1, 2).to(self.dtype), layer_idx)
-        rows = len(self._positions)
-        return self.keys[layer_idx][:rows, :, : self._extent], self.values[layer_idx][:rows, :, : self._extent]
+        rows = len(self._row_index)
+        key, value = (store[layer_idx][0, :rows, :, : self._extent] for store in (self.keys, self.values))
+        return key, value
 
     def write(self, key: Tensor, value: Tensor, layer: int) -> None:
         """Write key and value [B, L, Hkv, Dh], of the cache's dtype, where `place` has said."""
         if layer == len(self.keys):
             self._allocate(key.transpose(1, 2), value.transpose(1, 2))
-        self.keys[layer][self._row_index, :, self._positions] = key
-        self.values[layer][self._row_index, :, self._positions] = value
+        slab, slot = self._at
+        self.keys[layer][slab, self._row_index, :, slot] = key
+        self.values[layer][slab, self._row_index, :, slot] = value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many slots attention reads; positions come from `position_ids`, never from this."""
         return self._extent
 
     def insert(self, rows: Sequence[int], source: KVCache, source_row: int, *, length: int) -> None:
-        """Copy the first `length` slots of one row of `source` into each of `rows`."""
+        """Copy the first `length` slots of one row of `source`, a cache of one slab, into each of `rows`."""
         if not self.keys:
             for key, value in zip(source.keys, source.values, strict=True):
-                self._allocate(key, value)
+                self._allocate(key[0], value[0])
         index = torch.as_tensor(rows, device=source.keys[0].device)
         for target, origin in zip(self.keys + self.values, source.keys + source.values, strict=True):
-            target[index, :, :length] = origin[source_row, None, :, :length]
+            parts = origin[0, source_row, None, :, :length].split(target.shape[3], dim=2)
+            for slab, part in zip(target, parts, strict=False):
+                slab[index, :, : part.shape[2]] = part
 
     def move(self, targets: Sequence[int], sources: Sequence[int], length: int) -> None:
         """Overwrite the first `length` slots of rows `targets` by those of rows `sources`: how holes left by finished
         rows are closed."""
         device = self.keys[0].device
         to, origin = torch.as_tensor(targets, device=device), torch.as_tensor(sources, device=device)
+        width = self.slab or self.capacity
         for store in self.keys + self.values:
-            store[to, :, :length] = store[origin, :, :length]
+            for start in range(0, length, width):
+                slab, slots = store[start // width], min(length - start, width)
+                slab[to, :, :slots] = slab[origin, :, :slots]
 
     def reserve(self, capacity: int, *, rows: int = 0, held: int | None = None) -> None:
         """Make room for `capacity` slots a row in `rows` rows, copying what the first `held` rows (None: all) hold;
@@ -107,21 +134,23 @@ class KVCache:
         if capacity <= self.capacity and rows <= self.rows:
             return
         if capacity > self.capacity:
-            self.capacity = max(capacity, int(self.capacity * GROWTH))
+            self.capacity = round_up(max(capacity, int(self.capacity * GROWTH)), self.slab or 1)
         held = self.rows if held is None else held
         self.rows = max(self.rows, rows)
         for stores in (self.keys, self.values):
             for layer, old in enumerate(stores):
-                stores[layer] = self._zeros(old)
-                stores[layer][:held, :, : old.shape[2]] = old[:held]
+                stores[layer] = self._zeros(old[0])
+                stores[layer][: len(old), :held, :, : old.shape[3]] = old[:, :held]
 
     def _allocate(self, key: Tensor, value: Tensor) -> None:
         self.keys.append(self._zeros(key))
         self.values.append(self._zeros(value))
 
     def _zeros(self, like: Tensor) -> Tensor:
+        """Room for keys or values of which `like` [B, Hkv, L, Dh] are some."""
         # Zeros, not empty memory: a masked slot is multiplied by probability 0, and 0 times a stray NaN is NaN.
-        shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
+        width = self.slab or self.capacity
+        shape = (self.capacity // max(1, width), self.rows, like.shape[1], width, like.shape[3])
         size = math.prod(shape) * self.dtype.itemsize
         if like.device.type != "cpu" or size < MAPPED:
             return torch.zeros(shape, dtype=self.dtype, device=like.device)

@@ -24,10 +24,15 @@ def write(cache: KVCache, tokens: Tensor, positions: Tensor, read: int) -> tuple
     return keys, values
 
 
+def in_order(store: Tensor) -> Tensor:
+    """[slabs, rows, Hkv, W, Dh] to [rows, Hkv, slots, Dh]."""
+    return store.movedim(0, 2).flatten(2, 3)
+
+
 def held(cache: KVCache, row: int, length: int) -> list[float]:
-    layers = [cache.keys[layer][row, :, :length].mean((0, 2)).tolist() for layer in range(2)]
+    layers = [in_order(cache.keys[layer])[row, :, :length].mean((0, 2)).tolist() for layer in range(2)]
     assert layers[0] == layers[1]
-    assert cache.values[1][row, 0, :length, 0].neg().tolist() == layers[0]
+    assert in_order(cache.values[1])[row, 0, :length, 0].neg().tolist() == layers[0]
     return layers[0]
 
 
@@ -54,6 +59,27 @@ def test_rows_of_unlike_lengths_grow_each_at_its_own_end_and_move() -> None:
     keys, _ = write(cache, torch.tensor([[23]]), torch.tensor([[2]]), 5)
     assert held(cache, 0, 3) == [21, 22, 23] and held(cache, 2, 4) == [11, 12, 13, 34]
     assert keys.shape[2] == cache.get_seq_length() == 5
+
+
+def test_slabs_hold_what_one_row_of_slots_would() -> None:
+    cache = KVCache(4, 5, dtype=torch.float32, slab=2)
+    assert cache.capacity == 6
+    prompts = prompt_cache([11, 12, 13], [21])
+    cache.insert([0, 2], prompts, 0, length=3)
+    cache.insert([1], prompts, 1, length=1)
+    assert cache.keys[0].shape == (3, 4, HEADS, 2, SIZE)
+    for step, tokens in enumerate(([14, 22, 34], [15, 23, 35])):
+        cache.place(torch.tensor([[3], [1], [3]]) + step, 5)
+        for layer in range(2):
+            key, value = states(torch.tensor(tokens)[:, None]), states(-torch.tensor(tokens)[:, None])[..., :3]
+            cache.write(key.transpose(1, 2), value.transpose(1, 2), layer)
+    assert [held(cache, row, 5) for row in (0, 2)] == [[11, 12, 13, 14, 15], [11, 12, 13, 34, 35]]
+    assert held(cache, 1, 3) == [21, 22, 23]
+    cache.reserve(7, held=3)
+    assert cache.capacity % 2 == 0 and cache.capacity >= 7 and held(cache, 2, 5) == [11, 12, 13, 34, 35]
+    cache.move([0, 3], [1, 2], 5)
+    assert held(cache, 0, 3) == [21, 22, 23] and held(cache, 3, 5) == [11, 12, 13, 34, 35]
+    assert [cache.extent(length) for length in (1, 16, 200, 250)] == [16, 16, 208, 256]
 
 
 def test_writing_beyond_the_capacity_is_an_error() -> None:
@@ -99,6 +125,6 @@ def test_rows_are_added_and_those_held_stay() -> None:
     cache.reserve(4, rows=2)
     cache.insert([0, 1], prompt_cache([11, 12, 13]), 0, length=3)
     cache.reserve(0, rows=4, held=1)
-    assert (cache.rows, cache.capacity) == (4, 4) and len(cache.keys[0]) == 4
+    assert (cache.rows, cache.capacity) == (4, 4) and cache.keys[0].shape[1] == 4
     assert held(cache, 0, 3) == [11, 12, 13]
-    assert not cache.keys[0][1:].any()
+    assert not cache.keys[0][:, 1:].any()

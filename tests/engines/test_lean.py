@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from novarl.algos import products
 from novarl.engines.runner import ModelRunner, Prefill
-from novarl.models.decode import LeanDecoder, Segment
-from novarl.models.kv_cache import KVCache, extent
+from novarl.models.decode import LeanDecoder, Segment, _Attention
+from novarl.models.kv_cache import SLAB, STEP, KVCache, extent, round_up
 from novarl.models.load import Policy, load
 from novarl.models.lora import LoraSettings, inject, without_adapters
 from novarl.models.matrices import Matrix, PackedMatrix
@@ -36,14 +36,18 @@ def texts() -> list[list[int]]:
 
 @torch.no_grad()
 def states(lean: LeanDecoder, dtype: torch.dtype, segments: list[Segment] | None = None) -> Tensor:
-    """Hidden states [4, D] at the last token of each text: fed alone, after a prefill of those before it."""
+    """Hidden states [4, D] at the last token of each text: fed alone, after a prefill of those before it in another
+    cache."""
     cache = KVCache(4, slots := extent(max(LENGTHS)), dtype=dtype)
     padded = torch.zeros(4, max(LENGTHS), dtype=torch.int64)
     for row, text in enumerate(texts()):
         padded[row, : len(text) - 1] = torch.tensor(text[:-1])
     lean.hidden(padded, torch.arange(max(LENGTHS)).expand(4, -1), cache, [(0, 4, slots)])
+    decoding = KVCache(4, slots, dtype=dtype, slab=SLAB if dtype.itemsize > 2 else None)
+    for row, text in enumerate(texts()):
+        decoding.insert([row], cache, row, length=len(text) - 1)
     last, at = torch.tensor([[text[-1]] for text in texts()]), torch.tensor(LENGTHS)[:, None] - 1
-    return lean.hidden(last, at, cache, segments or [(0, 4, slots)])[:, 0]
+    return lean.hidden(last, at, decoding, segments or [(0, 4, slots)])[:, 0]
 
 
 @torch.no_grad()
@@ -84,10 +88,38 @@ def test_16_bit_layers_attend_in_32_bits_on_a_cpu(policy: Policy) -> None:
 
 def test_segments_read_less_and_give_the_same_bits(policy: Policy, reproducible: None) -> None:
     lean = LeanDecoder(policy.model, torch.float32)
-    cut = [(0, 1, extent(230)), (1, 2, extent(101)), (2, 4, extent(40))]
+    cut = [(0, 1, 240), (1, 2, 112), (2, 4, 48)]
     assert torch.equal(states(lean, torch.float32, cut), states(lean, torch.float32))
-    short = [(0, 1, extent(230)), (1, 2, 64), (2, 4, extent(40))]
-    assert not torch.equal(states(lean, torch.float32, short)[1], states(lean, torch.float32)[1])
+    short, whole = states(lean, torch.float32, [(0, 4, SLAB)]), states(lean, torch.float32)
+    assert not torch.equal(short[0], whole[0]) and torch.equal(short[1:], whole[1:]), "one slab is read, not two"
+
+
+@pytest.mark.parametrize("queries_per_key_head", [1, 2, 4, 7])
+def test_attention_in_slabs_has_the_same_bits_however_many_are_read(
+    queries_per_key_head: int, reproducible: None
+) -> None:
+    generator, rows, key_heads = torch.Generator().manual_seed(0), 8, 2
+    heads, capacity = key_heads * queries_per_key_head, 5 * SLAB
+    cache, plain = KVCache(rows, capacity, dtype=torch.float32, slab=SLAB), KVCache(rows, capacity, dtype=torch.float32)
+    every = torch.arange(capacity).expand(rows, -1)
+    for filled in (plain, cache):
+        filled.place(every, capacity)
+        key, value = (torch.randn(rows, capacity, key_heads, 32, generator=generator.manual_seed(i)) for i in range(2))
+        filled.write(key, value, 0)
+    query = torch.randn(rows, 1, heads, 32, generator=generator) * 0.5
+
+    def attend(within: KVCache, length: int, segments: list[Segment]) -> Tensor:
+        out = torch.empty(rows, heads * 32)
+        _Attention(torch.full((rows, 1), length - 1), within, segments, heads, key_heads)(query, 0, out)
+        return out
+
+    for length in (1, 17, 100, 128, 129, 200, 300, 513):
+        alone = attend(cache, length, [(0, rows, round_up(length, STEP))])
+        torch.testing.assert_close(alone, attend(plain, length, [(0, rows, extent(length))]), rtol=1e-5, atol=1e-6)
+        for more in range(round_up(length, STEP), capacity, 48):
+            assert torch.equal(attend(cache, length, [(0, rows, more)]), alone)
+            beside = attend(cache, length, [(0, 3, more), (3, rows, round_up(length, STEP))])
+            assert torch.equal(beside, alone)
 
 
 @torch.no_grad()
@@ -178,7 +210,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def held(prefill: Prefill) -> list[Tensor]:
     """The keys and values of a prompt in every layer."""
     stores = prefill.cache.keys + prefill.cache.values
-    return [store[prefill.row, :, : len(prefill.prompt)] for store in stores]
+    return [store[0, prefill.row, :, : len(prefill.prompt)] for store in stores]
 
 
 def test_prompts_that_begin_alike_are_run_once_to_the_same_bits(

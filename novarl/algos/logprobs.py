@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from novarl.algos.products import is_fast, pack, times
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -23,6 +26,11 @@ WIDE, LINE, PAGE = 1 << 13, 16, 1 << 10
 
 LOGITS = 1 << 26
 """Logits that exist at a time where nobody says for how many rows: 256 MiB of float32."""
+
+
+FULL, BLOCK = 64, 128
+"""Where products go through oneDNN: rows are padded to a multiple of the one, since each number of rows has programs of
+its own, and multiplied by a large vocabulary as many as the other at a time, so that their logits stay in the cache."""
 
 
 def logits_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -87,8 +95,13 @@ def chunked_scores(
         chunk = max(1, LOGITS // weight.shape[0])
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
-    hidden = hidden.to(weight.dtype)
-    logp, entropy, best = _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, chunk)  # type: ignore[no-untyped-call]
+    hidden, count = hidden.to(weight.dtype), len(targets)
+    fast = chunk >= FULL and is_fast(hidden, weight)
+    if fast:
+        chunk, idle = chunk // FULL * FULL, -count % FULL
+        hidden, targets = F.pad(hidden, (0, 0, 0, idle)), F.pad(targets, (0, idle))
+    found = _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, chunk, fast)  # type: ignore[no-untyped-call]
+    logp, entropy, best = (column[:count] for column in found)
     return logp, entropy, best
 
 
@@ -97,18 +110,25 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        fast: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # an unused entropy arrives as None, and its half of the work is left out
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.fast = temperature, chunk, fast
         logp, entropy, best = hidden.new_empty(3, len(targets), dtype=_accumulator(weight.dtype))
-        scratch = _scratch(hidden, weight, chunk)
+        head = (_FastHead if fast else _Head)(weight)
+        scratch = head.scratch(min(chunk, len(targets)))
         for rows, size in _chunks(len(targets), chunk):
             z = scratch[:size]
-            _product_into(z, hidden[rows], weight)
-            for tile in _tiles(z):
-                here = _scaled(z[tile], bias, temperature)
-                here.sub_(here.amax(-1, keepdim=True))
+            for tile, logits in head.logits(hidden[rows], z):
+                _scale(logits, bias, temperature)
+                here = torch.sub(logits, logits.amax(-1, keepdim=True), out=z[tile])
                 chosen = here.gather(-1, targets[rows][tile, None]).squeeze(-1)
                 odds = here.exp()
                 mass = odds.sum(-1)
@@ -131,43 +151,117 @@ class _ChunkedLogprobs(torch.autograd.Function):
         g = (torch.zeros_like(entropy) if grad_logp is None else grad_logp) / ctx.temperature
         g_entropy = None if grad_entropy is None else grad_entropy / ctx.temperature
         d_hidden = torch.empty_like(hidden) if want_hidden else None
-        d_weight = torch.empty_like(weight, dtype=wide) if want_weight else None
-        if d_weight is not None and not len(targets):
-            d_weight.zero_()  # no product is there to fill it
         d_bias = torch.zeros_like(bias, dtype=wide) if want_bias else None
+        head = (_FastHead if ctx.fast else _Head)(weight)
         # What the forward pass left in the scratch tensor serves once: here it becomes the gradient.
         kept, ctx.kept = ctx.kept, None
-        scratch = _scratch(hidden, weight, ctx.chunk) if kept is None else kept
-        for turn, (rows, size) in enumerate(reversed(list(_chunks(len(targets), ctx.chunk)))):
+        scratch = head.scratch(min(ctx.chunk, len(targets))) if kept is None else kept
+        for rows, size in reversed(list(_chunks(len(targets), ctx.chunk))):
             z = scratch[:size]
             if kept is None:
-                _product_into(z, hidden[rows], weight)
+                for tile, logits in head.logits(hidden[rows], z):
+                    z[tile] = torch.softmax(_scale(logits, bias, ctx.temperature), -1)
+            kept = None
             for tile in _tiles(z):
                 here = z[tile]
-                if kept is None:
-                    here.copy_(torch.softmax(_scaled(here, bias, ctx.temperature), -1))
                 if g_entropy is None:
                     here.mul_(-g[rows][tile, None])
                 else:
                     by_entropy = torch.xlogy(here, here).addcmul_(here, entropy[rows][tile, None])
                     here.mul_(-g[rows][tile, None]).addcmul_(by_entropy, g_entropy[rows][tile, None], value=-1.0)
-            kept = None
             z.scatter_add_(-1, targets[rows, None], g[rows, None])
             dz = z.to(weight.dtype)
             if d_hidden is not None:
-                torch.mm(dz, weight, out=d_hidden[rows])
-            if d_weight is not None:
-                _put_product(d_weight, dz.T, hidden[rows], add=turn > 0)
+                head.back(dz, d_hidden[rows])
+            if want_weight:
+                head.add_gradient(dz, hidden[rows])
             if d_bias is not None:
                 d_bias.add_(z.sum(0))
         return (
             d_hidden,
-            None if d_weight is None else d_weight.to(weight.dtype),
+            head.gradient().to(weight.dtype) if want_weight else None,
             None if d_bias is None else d_bias.to(bias.dtype),
             None,
             None,
             None,
+            None,
         )
+
+
+class _Head:
+    """The products of a chunk with the head's weight [V, D], and the sum of the gradient in it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+        self._sum: Tensor | None = None
+
+    def scratch(self, rows: int) -> Tensor:
+        """One [rows, V] for all chunks: a fresh one each time costs more in page faults than the arithmetic on it."""
+        vocabulary = len(self._weight)
+        shape = rows, _row_stride(vocabulary)
+        return self._weight.new_empty(shape, dtype=_accumulator(self._weight.dtype))[:, :vocabulary]
+
+    def logits(self, hidden: Tensor, z: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """hidden @ weight.T a tile at a time, each with its rows; z [R, V] is memory that may be used for them."""
+        if z.dtype == self._weight.dtype:
+            torch.mm(hidden, self._weight.T, out=z)
+        else:
+            z.copy_(torch.mm(hidden, self._weight.T))
+        for tile in _tiles(z):
+            yield tile, z[tile]
+
+    def back(self, dz: Tensor, out: Tensor) -> None:
+        """out = dz @ weight, the gradient in the hidden states."""
+        torch.mm(dz, self._weight, out=out)
+
+    def add_gradient(self, dz: Tensor, hidden: Tensor) -> None:
+        """Add a chunk's gradient in the weight, without a tensor for the product where the dtypes allow it."""
+        if self._sum is None:
+            self._sum = torch.mm(dz.T, hidden).to(_accumulator(dz.dtype))
+        elif self._sum.dtype == dz.dtype:
+            self._sum.addmm_(dz.T, hidden)
+        else:
+            self._sum.add_(torch.mm(dz.T, hidden))
+
+    def gradient(self) -> Tensor:
+        """The gradient in the weight [V, D]."""
+        if self._sum is None:  # there were no tokens
+            return torch.zeros_like(self._weight, dtype=_accumulator(self._weight.dtype))
+        return self._sum
+
+
+class _FastHead(_Head):
+    """The same through oneDNN, which writes its products to memory of its own and wants z without gaps.
+
+    The weight is packed for the logits. Its gradient is summed transposed: with the vocabulary as rows, it would have
+    to copy all of z.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight)
+        self._packed: Tensor | None = None
+
+    def scratch(self, rows: int) -> Tensor:
+        return self._weight.new_empty(rows, len(self._weight))
+
+    def logits(self, hidden: Tensor, z: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        if self._packed is None:
+            self._packed = pack(self._weight)
+        block = max(BLOCK, TILE // len(self._weight) // FULL * FULL)
+        for start in range(0, len(hidden), block):
+            found = times(hidden[start : start + block], self._packed)
+            for tile in _tiles(found):
+                yield slice(start + tile.start, start + min(tile.stop, len(found))), found[tile]
+
+    def back(self, dz: Tensor, out: Tensor) -> None:
+        out.copy_(times(dz, self._weight.t()))
+
+    def add_gradient(self, dz: Tensor, hidden: Tensor) -> None:
+        found = times(hidden.t(), dz.t())
+        self._sum = found if self._sum is None else self._sum.add_(found)
+
+    def gradient(self) -> Tensor:
+        return super().gradient() if self._sum is None else self._sum.t()
 
 
 def _check_temperature(temperature: float) -> None:
@@ -186,13 +280,6 @@ def _chunks(total: int, chunk: int) -> Iterator[tuple[slice, int]]:
         yield slice(start, stop), stop - start
 
 
-def _scratch(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
-    """One [chunk, V] for all chunks: a fresh one each time costs more in page faults than the arithmetic on it."""
-    rows, vocabulary = min(chunk, hidden.shape[0]), weight.shape[0]
-    stride = _row_stride(vocabulary)
-    return hidden.new_empty(rows, stride, dtype=_accumulator(weight.dtype))[:, :vocabulary]
-
-
 def _row_stride(columns: int) -> int:
     """How far apart the rows of a matrix begin so that a CPU multiplies it fast. Many columns are padded to whole cache
     lines, and by one more where rows would lie a multiple of 4 KiB apart: all would share a few lines of the cache."""
@@ -209,27 +296,8 @@ def _tiles(chunk: Tensor) -> Iterator[slice]:
         yield slice(start, start + rows)
 
 
-def _product_into(out: Tensor, hidden: Tensor, weight: Tensor) -> None:
-    """out = hidden @ weight.T, multiplied in the weight's dtype."""
-    if out.dtype == weight.dtype:
-        torch.mm(hidden, weight.T, out=out)
-    else:
-        out.copy_(torch.mm(hidden, weight.T))
-
-
-def _scaled(logits: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _scale(logits: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     """(logits + bias) / temperature, in place."""
     if bias is not None:
         logits.add_(bias)
     return logits if temperature == 1.0 else logits.div_(temperature)
-
-
-def _put_product(out: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
-    """out = left @ right, or out += left @ right, without a tensor for the product where the dtypes allow it."""
-    if out.dtype != left.dtype:
-        product = torch.mm(left, right)
-        _ = out.add_(product) if add else out.copy_(product)
-    elif add:
-        out.addmm_(left, right)
-    else:
-        torch.mm(left, right, out=out)

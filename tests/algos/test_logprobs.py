@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.algos.logprobs import WIDE, _row_stride, chunked_logprobs, chunked_scores, logits_logprobs
+from novarl.algos import products
+from novarl.algos.logprobs import WIDE, _FastHead, _row_stride, chunked_logprobs, chunked_scores, logits_logprobs
 
 LOGITS = torch.tensor([[0.0, math.log(2.0), math.log(3.0)]], dtype=torch.float64)
 """Probabilities 1/6, 1/3, 1/2; at temperature 1/2 the odds are squared: 1/14, 4/14, 9/14."""
@@ -192,3 +193,54 @@ def test_the_likeliest_token_is_told_by_its_log_probability() -> None:
         assert torch.equal(logp == best, log_p.argmax(-1) == targets)
         assert (logp == best).sum() == len(targets) - 1, "all but one are the likeliest"
         assert logp.requires_grad and entropy.requires_grad and not best.requires_grad
+
+
+@pytest.fixture
+def through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a CPU that gains nothing by it."""
+    monkeypatch.setattr(products, "has_fast_products", lambda: True)
+
+
+@pytest.mark.parametrize("chunk", [None, 1000, 64, 130])
+@pytest.mark.parametrize("tokens", [5, 64, 500])
+def test_through_onednn_it_is_the_same(through_onednn: None, tokens: int, chunk: int | None) -> None:
+    exact = [x.requires_grad_() for x in sharpened(n=tokens, width=48, vocabulary=5000)[:3]]
+    targets = sharpened(n=tokens, width=48, vocabulary=5000)[3]
+    inputs = [x.detach().float().requires_grad_() for x in exact]
+    plain = logits_logprobs(exact[0] @ exact[1].T + exact[2], targets, 0.7)
+    found = chunked_scores(*inputs[:2], targets, temperature=0.7, chunk=chunk, bias=inputs[2])
+    assert all(column.shape == (tokens,) for column in found)
+    torch.testing.assert_close(found[:2], tuple(x.float() for x in plain), rtol=1e-5, atol=2e-5)
+    weights = [torch.linspace(1.0, 2.0, tokens), torch.linspace(-1.0, 0.5, tokens)]
+    ours = torch.autograd.grad([x @ w for x, w in zip(found[:2], weights, strict=True)], inputs)
+    theirs = torch.autograd.grad([x @ w.double() for x, w in zip(plain, weights, strict=True)], exact)
+    for mine, right in zip(ours, theirs, strict=True):
+        assert mine.shape == right.shape and (mine.double() - right).norm() < 1e-5 * right.norm()
+
+
+def test_through_onednn_a_token_has_its_bits_whoever_is_beside_it(through_onednn: None) -> None:
+    hidden, weight, _, targets = sharpened(n=500, width=48, vocabulary=5000, dtype=torch.float32)
+    whole = chunked_scores(hidden, weight, targets)
+    for part in (slice(0, 1), slice(3, 200), slice(17, 500)):
+        for chunk in (None, 64, 192):
+            alone = chunked_scores(hidden[part], weight, targets[part], chunk=chunk)
+            assert all(torch.equal(a, b[part]) for a, b in zip(alone, whole, strict=True))
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True)])
+def test_through_onednn_only_what_needs_a_gradient_gets_one(through_onednn: None, wanted: tuple[bool, bool]) -> None:
+    hidden, weight, _, targets = sharpened(n=100, width=48, vocabulary=500, dtype=torch.float32)
+    leaves = [x.requires_grad_(want) for x, want in zip((hidden, weight), wanted, strict=True)]
+    logp, _ = chunked_logprobs(*leaves, targets)
+    logp.sum().backward()
+    assert [x.grad is not None for x in leaves] == list(wanted)
+
+
+def test_a_chunk_of_few_rows_is_not_made_larger(through_onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, _, targets = sharpened(n=200, width=8, vocabulary=30, dtype=torch.float32)
+    asked: list[int] = []
+    scratch = _FastHead.scratch
+    monkeypatch.setattr(_FastHead, "scratch", lambda head, rows: (asked.append(rows), scratch(head, rows))[1])
+    for chunk in (32, 100, 190):
+        chunked_logprobs(hidden, weight, targets, chunk=chunk)
+    assert asked == [64, 128], "of 32 rows at a time, none goes through oneDNN"

@@ -44,16 +44,20 @@ class Peak(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage())
+                self._count(tensor)
         return result
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        name = storage._cdata
+    def _count(self, tensor: torch.Tensor) -> None:
+        if tensor.is_mkldnn:  # its memory has no storage that can be seen
+            held, name, size = tensor, id(tensor), tensor.numel() * tensor.element_size()
+        else:
+            held = tensor.untyped_storage()
+            name, size = held._cdata, held.nbytes()
         if name not in self.known:
             self.known.add(name)
-            self.alive += storage.nbytes()
+            self.alive += size
             self.bytes = max(self.bytes, self.alive)
-            weakref.finalize(storage, self._forget, name, storage.nbytes())
+            weakref.finalize(held, self._forget, name, size)
 
     def _forget(self, name: int, size: int) -> None:
         self.known.discard(name)

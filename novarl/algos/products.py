@@ -2,8 +2,8 @@
 
 PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 unused on processors of other makers than Intel, and
 on all of them under `MKL_CBWR=AVX2`, which exact bits need. oneDNN uses it, which makes it the faster one there, and a
-row's bits are the same whatever rows are beside it. It compiles a program for every number of rows and frees none, so
-those who multiply ever other numbers of rows should round them up.
+row's bits are the same whatever rows are beside it. It compiles a program for every number of rows and keeps it, so
+those who multiply ever other numbers of rows should round them up (`full_rows`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ def give_up_programs() -> None:
     _given_up.append(True)
 
 
+def full_rows(count: int, least: int) -> int:
+    """How many rows to bring to a product for `count` of them: a multiple of `least`, of many rows (from 16 `least` on,
+    a power of 2) one of eight numbers to the doubling. Each number of rows has programs of its own, of some hundred
+    kilobytes, that take a millisecond to compile."""
+    step = max(least, 1 << max(0, (count - 1).bit_length() - 4))
+    return -(-count // step) * step
+
+
 def is_fast(*tensors: Tensor) -> bool:
     """Whether products of these go through oneDNN: float32, on a CPU that gains by it, not spread over ranks."""
     return all(x.dtype == torch.float32 for x in tensors) and _may_take(*tensors)
@@ -51,9 +59,9 @@ def _may_take(*tensors: Tensor) -> bool:
 
 def can_pack(weight: Tensor) -> bool:
     """Whether `pack` takes this weight, and products gain by it: as `is_fast`, and in bfloat16 too."""
-    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if weight.dtype not in (torch.float32, torch.bfloat16) or not _may_take(weight):
         return False
-    return weight.dtype in (torch.float32, torch.bfloat16) and _may_take(weight)
+    return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack(weight: Tensor) -> Tensor:

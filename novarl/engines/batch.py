@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from novarl.engines.runner import ROWS, ModelRunner, Prefill
 from novarl.engines.sampling import Choice, Parameters, choose
 from novarl.engines.stops import Decode, StopRule
 from novarl.models.decode import Segment
-from novarl.models.kv_cache import round_up
+from novarl.models.kv_cache import KVCache, round_up
 
 _SHORT = 96
 """Rows with up to this many tokens are read together, those with up to twice as many, and so on: in each run of rows
@@ -80,12 +81,10 @@ class Batch:
         """
         # Decoding goes first: the rows that pad it to a multiple of ROWS are those that arrivals will overwrite.
         logits = [self._decode_rows()] if self._rows else []
-        self._make_room(sum(len(requests) for requests, _ in arrivals))
-        for requests, prefill in arrivals:
-            self._add(requests, prefill)
-            logits.append(prefill.logits.expand(len(requests), -1))
         if arrivals:
+            self._add(arrivals)
             self._regroup()
+            logits += [prefill.logits.expand(len(requests), -1) for requests, prefill in arrivals]
         position = torch.from_numpy(self._state["length"][: len(self)]).to(self._runner.device)
         every = logits[0] if len(logits) == 1 else torch.cat(logits)  # which copies even one
         return self._accept(choose(every, self._parameters, position), version)
@@ -112,19 +111,29 @@ class Batch:
             rows = min(round_up(self._max_batch, ROWS), max(needed, 2 * self._cache.rows))
             self._cache.reserve(0, rows=rows, held=len(self))
 
-    def _add(self, requests: Sequence[Request], prefill: Prefill) -> None:
-        """Give each request a row that holds the prompt."""
-        length = len(prefill.prompt)
-        rows = range(len(self), len(self) + len(requests))
-        longest = self._cache.extent(length + max(request.limit for request in requests))
-        self._cache.reserve(max(min(longest, _FIRST_SLOTS), self._cache.extent(length + 1)), held=len(self))
-        self._cache.insert(rows, prefill.cache, prefill.row, length=length)
-        for row, request in zip(rows, requests, strict=True):
-            sampling = request.sampling
-            own_rule = sampling.stop or sampling.stop_tokens
-            stops = StopRule(sampling.stop_tokens, sampling.stop, self._decode) if own_rule else None
-            self._rows.append(Row(request, derive(sampling.seed, request.key), stops))
-            self._state[row] = (length, 0, request.limit, 0)
+    def _add(self, arrivals: Sequence[tuple[Sequence[Request], Prefill]]) -> None:
+        """Give each request a row that holds its prompt."""
+        held = len(self)
+        self._make_room(sum(len(requests) for requests, _ in arrivals))
+        copies: dict[KVCache, list[tuple[int, Prefill]]] = defaultdict(list)
+        slots = 0
+        for requests, prefill in arrivals:
+            length = len(prefill.prompt)
+            longest = self._cache.extent(length + max(request.limit for request in requests))
+            slots = max(slots, min(longest, _FIRST_SLOTS), self._cache.extent(length + 1))
+            for request in requests:
+                copies[prefill.cache].append((len(self), prefill))
+                sampling = request.sampling
+                own_rule = sampling.stop or sampling.stop_tokens
+                stops = StopRule(sampling.stop_tokens, sampling.stop, self._decode) if own_rule else None
+                self._state[len(self)] = (length, 0, request.limit, 0)
+                self._rows.append(Row(request, derive(sampling.seed, request.key), stops))
+        self._cache.reserve(slots, held=held)
+        for cache, pairs in copies.items():
+            # What lies beyond a shorter prompt comes along: finite, and hidden until it is overwritten.
+            longest = max(len(prefill.prompt) for _, prefill in pairs)
+            rows, origins = [row for row, _ in pairs], [prefill.row for _, prefill in pairs]
+            self._cache.insert(rows, cache, origins, length=longest)
 
     def _regroup(self) -> None:
         """What is worked out once for each set of rows, not at each step."""

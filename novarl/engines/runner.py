@@ -71,6 +71,7 @@ class ModelRunner:
         self._head: PackedMatrix | None = None
         self.refresh()
         self._check_cache()
+        self.refresh()  # what the check made need not wait for the first request
 
     @property
     def reads_segments(self) -> bool:
@@ -129,7 +130,7 @@ class ModelRunner:
         for row, ((_, shared), rest) in enumerate(zip(work, rests, strict=True)):
             tokens[row, : len(rest)] = torch.tensor(rest)
             if shared is not None:
-                cache.insert([row], shared[0].cache, shared[0].row, length=shared[1])
+                cache.insert([row], shared[0].cache, [shared[0].row], length=shared[1])
         positions = torch.arange(width, device=self.device) + torch.tensor(starts, device=self.device)[:, None]
         # What follows the last layer's attention has a multiple of ROWS rows too: the first is repeated.
         rows = torch.tensor([*range(len(work)), *[0] * (cache.rows - len(work))], device=self.device)
@@ -221,7 +222,7 @@ class ModelRunner:
         cache = KVCache(ROWS, slots := extent(9), dtype=self.cache_dtype)
         try:
             for row, prefill in enumerate(self.prefill([tuple(sequence[:-2]) for sequence in sequences])):
-                cache.insert([row], prefill.cache, prefill.row, length=len(prefill.prompt))
+                cache.insert([row], prefill.cache, [prefill.row], length=len(prefill.prompt))
             for step in range(2):
                 logits = self.decode(fed[:, step], at[:, step], cache, [(0, ROWS, slots)])
             with self._evaluating():

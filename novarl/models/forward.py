@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from novarl.algos.logprobs import chunked_scores
-from novarl.algos.products import is_fast
+from novarl.algos.products import full_rows, is_fast
 from novarl.core.errors import NovaError
 from novarl.models.attention import PACKING_ATTENTION
 from novarl.models.packing import Kernel, packing_of
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 Layout = Literal["auto", "shared", "packed", "padded"]
 
 FULL = 64
-"""oneDNN, which multiplies 16-bit matrices on a CPU and many of 32 bits, compiles a program for every number of rows
-and frees none: a packed row is padded to a multiple of so many tokens, or a run would take gigabytes for programs."""
+"""oneDNN, which multiplies 16-bit matrices on a CPU and many of 32 bits, keeps a program for every number of rows: a
+packed row is padded to a multiple of so many tokens at least, or a run would take gigabytes for programs."""
 
 
 class Packed(Protocol):
@@ -198,13 +198,16 @@ def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Gr
     is recomputed."""
     count, device = len(tokens), tokens.device
     compiled = torch.is_autocast_enabled("cpu") or (isinstance(model, Decoder) and is_fast(head(model)[0]))
-    full = FULL if compiled else 1
-    tokens, position_ids = (F.pad(column, (0, -count % full)) for column in (tokens, position_ids))
+
+    def idle(rows: int) -> int:
+        return full_rows(rows, FULL) - rows if compiled else 0
+
+    tokens, position_ids = (F.pad(column, (0, idle(count))) for column in (tokens, position_ids))
     read = keep = None
     if isinstance(model, Decoder) and places is not None:
         read, places = torch.unique(places, return_inverse=True)
         read = read if len(read) < count else None
-        keep = None if read is None else F.pad(read, (0, -len(read) % full))
+        keep = None if read is None else F.pad(read, (0, idle(len(read))))
     # A transformers model would build a mask [N, N]: a mask of four dimensions is passed on as it is, and this empty
     # one cannot be mistaken for a real one if a family loses the packing on the way.
     empty = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=device)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from novarl.algos import products
-from novarl.algos.products import give_up_programs, is_fast, product, times, weight_gradient
+from novarl.algos.products import full_rows, give_up_programs, is_fast, product, times, weight_gradient
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +70,10 @@ def test_what_is_given_up_stays_so() -> None:
     assert is_fast(x, weight)
     give_up_programs()
     assert not is_fast(x, weight) and torch.equal(product(x, weight), F.linear(x, weight))
+
+
+def test_rows_come_in_few_numbers() -> None:
+    counts = [full_rows(count, 64) for count in range(1, 8193)]
+    assert all(count <= rows < max(1.125 * count, count + 64) for count, rows in enumerate(counts, 1))
+    assert all(rows % 64 == 0 for rows in counts) and len(set(counts)) == 16 + 3 * 8
+    assert full_rows(0, 64) == 0

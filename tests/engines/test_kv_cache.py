@@ -47,8 +47,7 @@ def prompt_cache(*prompts: list[int]) -> KVCache:
 def test_rows_of_unlike_lengths_grow_each_at_its_own_end_and_move() -> None:
     cache = KVCache(4, 4, dtype=torch.float32)
     prompts = prompt_cache([11, 12, 13], [21])
-    cache.insert([0, 2], prompts, 0, length=3)
-    cache.insert([1], prompts, 1, length=1)
+    cache.insert([0, 2, 1], prompts, [0, 0, 1], length=3)
     keys, values = write(cache, torch.tensor([[14], [22], [34]]), torch.tensor([[3], [1], [3]]), 4)
     assert keys.shape == (3, HEADS, 4, SIZE) and values.shape == (3, HEADS, 4, 3)
     assert [held(cache, row, 4) for row in (0, 2)] == [[11, 12, 13, 14], [11, 12, 13, 34]]
@@ -65,8 +64,7 @@ def test_slabs_hold_what_one_row_of_slots_would() -> None:
     cache = KVCache(4, 5, dtype=torch.float32, slab=2)
     assert cache.capacity == 6
     prompts = prompt_cache([11, 12, 13], [21])
-    cache.insert([0, 2], prompts, 0, length=3)
-    cache.insert([1], prompts, 1, length=1)
+    cache.insert([0, 2, 1], prompts, [0, 0, 1], length=3)
     assert cache.keys[0].shape == (3, 4, HEADS, 2, SIZE)
     for step, tokens in enumerate(([14, 22, 34], [15, 23, 35])):
         cache.place(torch.tensor([[3], [1], [3]]) + step, 5)
@@ -123,7 +121,7 @@ def test_a_rows_attention_has_the_same_bits_at_every_extent(queries_per_key_head
 def test_rows_are_added_and_those_held_stay() -> None:
     cache = KVCache(0, 4, dtype=torch.float32)
     cache.reserve(4, rows=2)
-    cache.insert([0, 1], prompt_cache([11, 12, 13]), 0, length=3)
+    cache.insert([0, 1], prompt_cache([11, 12, 13]), [0, 0], length=3)
     cache.reserve(0, rows=4, held=1)
     assert (cache.rows, cache.capacity) == (4, 4) and cache.keys[0].shape[1] == 4
     assert held(cache, 0, 3) == [11, 12, 13]

@@ -45,7 +45,7 @@ def states(lean: LeanDecoder, dtype: torch.dtype, segments: list[Segment] | None
     lean.hidden(padded, torch.arange(max(LENGTHS)).expand(4, -1), cache, [(0, 4, slots)])
     decoding = KVCache(4, slots, dtype=dtype, slab=SLAB if dtype.itemsize > 2 else None)
     for row, text in enumerate(texts()):
-        decoding.insert([row], cache, row, length=len(text) - 1)
+        decoding.insert([row], cache, [row], length=len(text) - 1)
     last, at = torch.tensor([[text[-1]] for text in texts()]), torch.tensor(LENGTHS)[:, None] - 1
     return lean.hidden(last, at, decoding, segments or [(0, 4, slots)])[:, 0]
 

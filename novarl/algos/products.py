@@ -73,9 +73,16 @@ def pack(weight: Tensor) -> Tensor:
 def times(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T, without a gradient: x [..., K], weight [N, K] (a transposed view, too) -> [..., N]."""
     if is_fast(x, weight):
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, _whole(weight), None, "none", [], "")
         return found
     return F.linear(x, weight)
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """The weight without gaps between its rows or columns: for those oneDNN has nothing but its reference code, which
+    is slower by orders of magnitude."""
+    lies_well = weight.is_mkldnn or weight.is_contiguous() or weight.t().is_contiguous()
+    return weight if lies_well else weight.contiguous()
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from novarl.algos import products
-from novarl.algos.products import full_rows, give_up_programs, is_fast, product, times, weight_gradient
+from novarl.algos.products import _whole, full_rows, give_up_programs, is_fast, pack, product, times, weight_gradient
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +77,12 @@ def test_rows_come_in_few_numbers() -> None:
     assert all(count <= rows < max(1.125 * count, count + 64) for count, rows in enumerate(counts, 1))
     assert all(rows % 64 == 0 for rows in counts) and len(set(counts)) == 16 + 3 * 8
     assert full_rows(0, 64) == 0
+
+
+def test_a_weight_with_gaps_is_copied_first() -> None:
+    wide, x = drawn(64, 100), drawn(8, 48)
+    gaps = wide[:, :48]
+    torch.testing.assert_close(times(x, gaps), F.linear(x, gaps))
+    assert _whole(gaps).is_contiguous() and torch.equal(_whole(gaps), gaps)
+    for dense in (wide, wide.t(), pack(wide)):
+        assert _whole(dense) is dense

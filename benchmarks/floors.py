@@ -96,7 +96,7 @@ def floor_seconds(size: Size, rates: Rates, prompt: int, groups: int, answers: S
 
 
 def measure(device: str) -> Rates:
-    """The best of REPEATS of each, in this process; of float32 products, by the faster library."""
+    """The best of REPEATS of each, in this process; of products, by the fastest library and layout of weights."""
     import torch
 
     from novarl.algos import products
@@ -113,7 +113,8 @@ def measure(device: str) -> Rates:
         out, times = torch.empty(rows, INNER, dtype=dtype), max(1, ROWS // rows)  # fresh memory would cost page faults
         seconds = _best(lambda: [torch.mm(left, right, out=out) for _ in range(times)], wait)
         if is_fast(left, right):
-            seconds = min(seconds, _best(lambda: [products.times(left, right.t()) for _ in range(times)], wait))
+            for weight in (right.t(), products.pack(right.t())):
+                seconds = min(seconds, _best(lambda w=weight: [products.times(left, w) for _ in range(times)], wait))
         return 2 * rows * WIDTH * INNER * times / seconds / 1e9
 
     block = torch.ones(64 * 2**20)  # 256 MB: no cache holds it

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from novarl.algos.products import full_rows, is_fast, pack, times
+from novarl.algos.products import FULL, full_rows, is_fast, pack, times
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -27,10 +27,8 @@ WIDE, LINE, PAGE = 1 << 13, 16, 1 << 10
 LOGITS = 1 << 26
 """Logits that exist at a time where nobody says for how many rows: 256 MiB of float32."""
 
-
-FULL, BLOCK = 64, 128
-"""Where products go through oneDNN: rows are padded to a multiple of the one, and multiplied by a large vocabulary as
-many as the other at a time, so that their logits stay in the cache."""
+BLOCK = 128
+"""Rows that oneDNN multiplies by a large vocabulary at a time, so that their logits stay in the cache."""
 
 
 def logits_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -98,7 +96,9 @@ def chunked_scores(
     hidden, count = hidden.to(weight.dtype), len(targets)
     fast = chunk >= FULL and is_fast(hidden, weight)
     if fast:
-        chunk, idle = chunk // FULL * FULL, full_rows(count, FULL) - count
+        chunk = chunk // FULL * FULL
+        last = count % chunk
+        idle = full_rows(last) - last
         hidden, targets = F.pad(hidden, (0, 0, 0, idle)), F.pad(targets, (0, idle))
     found = _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, chunk, fast)  # type: ignore[no-untyped-call]
     logp, entropy, best = (column[:count] for column in found)

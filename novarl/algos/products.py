@@ -37,7 +37,11 @@ def give_up_programs() -> None:
     _given_up.append(True)
 
 
-def full_rows(count: int, least: int) -> int:
+FULL = 64
+"""Learning brings a multiple of this many rows."""
+
+
+def full_rows(count: int, least: int = FULL) -> int:
     """How many rows to bring to a product for `count` of them: a multiple of `least`, of many rows (from 16 `least` on,
     a power of 2) one of eight numbers to the doubling. Each number of rows has programs of its own, of some hundred
     kilobytes, that take a millisecond to compile."""

@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 Layout = Literal["auto", "shared", "packed", "padded"]
 
-FULL = 64
-"""oneDNN, which multiplies 16-bit matrices on a CPU and many of 32 bits, keeps a program for every number of rows: a
-packed row is padded to a multiple of so many tokens at least, or a run would take gigabytes for programs."""
-
 
 class Packed(Protocol):
     """The columns of a batch that a forward pass reads; see `core.types.Batch`."""
@@ -197,10 +193,11 @@ def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Gr
     """The hidden states at `places` of one row. The packing travels as a keyword down to the attention, also when that
     is recomputed."""
     count, device = len(tokens), tokens.device
+    # oneDNN, which multiplies 16-bit matrices on a CPU and many of 32 bits, keeps a program for every number of rows.
     compiled = torch.is_autocast_enabled("cpu") or (isinstance(model, Decoder) and is_fast(head(model)[0]))
 
     def idle(rows: int) -> int:
-        return full_rows(rows, FULL) - rows if compiled else 0
+        return full_rows(rows) - rows if compiled else 0
 
     tokens, position_ids = (F.pad(column, (0, idle(count))) for column in (tokens, position_ids))
     read = keep = None

@@ -72,6 +72,11 @@ class KVCache:
         self._at: tuple[Tensor, Tensor] = (self._row_index, self._row_index)
         self._extent = 0
 
+    @property
+    def _width(self) -> int:
+        """Slots of a slab."""
+        return self.slab or self.capacity
+
     def extent(self, length: int) -> int:
         """How many slots attention should read for rows of up to `length` tokens, so that no row's bits depend on it:
         in slabs of up to 192, any multiple of 16."""
@@ -83,8 +88,7 @@ class KVCache:
         if extent > self.capacity:
             raise ValueError(f"{extent} slots asked of a cache with {self.capacity}: call reserve() first")
         self._extent = extent
-        width = self.slab or self.capacity
-        self._at = positions // width, positions % width
+        self._at = positions // self._width, positions % self._width
         self._row_index = torch.arange(len(positions), device=positions.device)[:, None]
 
     def update(
@@ -128,10 +132,9 @@ class KVCache:
         rows are closed."""
         device = self.keys[0].device
         to, origin = torch.as_tensor(targets, device=device), torch.as_tensor(sources, device=device)
-        width = self.slab or self.capacity
         for store in self.keys + self.values:
-            for start in range(0, length, width):
-                slab, slots = store[start // width], min(length - start, width)
+            for start in range(0, length, self._width):
+                slab, slots = store[start // self._width], min(length - start, self._width)
                 slab[to, :, :slots] = slab[origin, :, :slots]
 
     def reserve(self, capacity: int, *, rows: int = 0, held: int | None = None) -> None:
@@ -155,8 +158,8 @@ class KVCache:
     def _zeros(self, like: Tensor) -> Tensor:
         """Room for keys or values of which `like` [B, Hkv, L, Dh] are some."""
         # Zeros, not empty memory: a masked slot is multiplied by probability 0, and 0 times a stray NaN is NaN.
-        width = self.slab or self.capacity
-        shape = (self.capacity // max(1, width), self.rows, like.shape[1], width, like.shape[3])
+        slabs = self.capacity // self._width if self.capacity else 0
+        shape = (slabs, self.rows, like.shape[1], self._width, like.shape[3])
         size = math.prod(shape) * self.dtype.itemsize
         if like.device.type != "cpu" or size < MAPPED:
             return torch.zeros(shape, dtype=self.dtype, device=like.device)

@@ -73,10 +73,10 @@ def test_what_is_given_up_stays_so() -> None:
 
 
 def test_rows_come_in_few_numbers() -> None:
-    counts = [full_rows(count, 64) for count in range(1, 8193)]
+    counts = [full_rows(count) for count in range(1, 8193)]
     assert all(count <= rows < max(1.125 * count, count + 64) for count, rows in enumerate(counts, 1))
     assert all(rows % 64 == 0 for rows in counts) and len(set(counts)) == 16 + 3 * 8
-    assert full_rows(0, 64) == 0
+    assert full_rows(0) == 0
 
 
 def test_a_weight_with_gaps_is_copied_first() -> None:

@@ -17,7 +17,7 @@ import torch._dynamo
 import transformers
 from torch import Tensor, nn
 
-from novarl.algos.products import has_fast_products
+from novarl.algos.products import FULL, has_fast_products
 from novarl.core.errors import NovaError
 from novarl.core.types import Sampling
 from novarl.engines.local import LocalEngine, sample_all
@@ -255,9 +255,9 @@ def test_products_that_are_compiled_have_full_rows(loaded, batch, family: str) -
         model.zero_grad()
         logp.sum().backward()
         assert logp[wanted & (batch.prev >= 0)].all() and all(p.grad.isfinite().all() for p in model.parameters())
-    assert all(rows % forward.FULL == 0 for rows in multiplied[torch.bfloat16])
+    assert all(rows % FULL == 0 for rows in multiplied[torch.bfloat16])
     compiled = family == "decoder" and has_fast_products()
-    assert any(rows % forward.FULL for rows in multiplied[torch.float32]) != compiled
+    assert any(rows % FULL for rows in multiplied[torch.float32]) != compiled
 
 
 def test_columns_are_aligned_with_their_tokens(loaded, batch, oracle) -> None:

@@ -78,8 +78,13 @@ class RewardSet:
     def begin(self) -> Begun:
         """To be told of each rollout as it ends: the rewards that look at one at a time start at once, beside the
         sampling of the others. For one later call of `score`, in the same event loop."""
-        names = [name for name, reward in self.rewards.items() if getattr(reward, "one_by_one", False)]
-        return Begun({name: Early(partial(self.column, name)) for name in names})
+        return Begun(
+            {
+                name: Early(partial(self.column, name), partial(getattr, reward, "room", 0))
+                for name, reward in self.rewards.items()
+                if getattr(reward, "one_by_one", False)
+            }
+        )
 
     async def column(self, name: str, rollouts: Sequence[Rollout]) -> Sequence[Verdict]:
         """One reward's verdict on each rollout; whatever goes wrong with the call is the failure of all of them."""

@@ -15,25 +15,32 @@ Key = tuple[int, str, int]
 class Early:
     """One reward's verdicts on rollouts that end one after another.
 
-    `ask` is called with those that have ended since its last call began, so its calls never overlap. How many they are
-    depends on the clock; a reward that looks at one rollout at a time says the same whoever comes with it.
+    ask:   called with those that have ended and are not asked for yet
+    room:  how many rollouts the reward could begin with at once, beside those that it has. Where that is none, those
+           that end wait for the first call to return
+
+    How many rollouts a call has depends on the clock; a reward that looks at one at a time says the same whoever comes
+    with it.
     """
 
-    def __init__(self, ask: Callable[[Sequence[Rollout]], Awaitable[Sequence[Verdict]]]) -> None:
-        self._ask = ask
+    def __init__(
+        self, ask: Callable[[Sequence[Rollout]], Awaitable[Sequence[Verdict]]], room: Callable[[], int]
+    ) -> None:
+        self._ask, self._room = ask, room
         self._ended: list[Rollout] = []
         self._verdicts: dict[Key, Verdict] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._asking: set[asyncio.Task[None]] = set()
 
     def add(self, rollout: Rollout) -> None:
         self._ended.append(rollout)
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().create_task(self._drain())
+        if not self._asking or self._room() > 0:
+            task = asyncio.get_running_loop().create_task(self._drain())
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
 
     async def of(self, rollouts: Sequence[Rollout]) -> Sequence[Verdict]:
         """The verdicts on these rollouts, each of which was added."""
-        if self._asking is not None:
-            await self._asking
+        await asyncio.gather(*self._asking)
         return [self._verdicts[_key(rollout)] for rollout in rollouts]
 
     async def _drain(self) -> None:

@@ -10,9 +10,9 @@ rest of the batch is given up, after one limit and not many; if either answers t
 nobody is failed for another's sake.
 
 With several `workers` the calls of a batch go to them in turn, each with its own copy of the file: a function that
-waits (for a server, a compiler) then waits for many calls at a time. Where nobody says how many, they are as many as a
-slow function has use for and the machine has room for; what a function returns must then not depend on the calls
-before it.
+waits (for a server, a compiler) then waits for many calls at a time. Batches may be given while others are under way:
+each takes the workers that have least to do. Where nobody says how many workers, they are as many as a slow function
+has use for and the machine has room for; what a function returns must then not depend on the calls before it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,18 @@ _GLANCE = 0.05
 """Seconds between looks at the one worker and at the other."""
 
 
+@dataclass(slots=True)
+class _Worker:
+    """A worker, the thread that waits for it, and how many batches of calls the two have yet to finish."""
+
+    lane: Lane
+    thread: ThreadPoolExecutor
+    batches: int = 0
+
+    def ended(self, _: object) -> None:
+        self.batches -= 1
+
+
 class UserProcess:
     """Calls the functions of one Python file in worker processes. `time_limit` is in seconds, for one call.
 
@@ -68,9 +81,10 @@ class UserProcess:
         self.workers = workers
         self._slowest: dict[str, float] = {}
         self._usual: dict[str, float] = {}
-        self._lanes: list[tuple[Lane, ThreadPoolExecutor]] = []
+        self._load: dict[str, tuple[int, float] | None] = {}
+        self._opened: list[_Worker] = []
         self._open(1)
-        self.functions = self._lanes[0][0].start(threading.Event())
+        self.functions = self._opened[0].lane.start(threading.Event())
 
     def function(self, name: str) -> Function:
         """The file's function of this name. NovaError, with the nearest name, where there is none."""
@@ -85,6 +99,12 @@ class UserProcess:
         """Whether some call of the function ended within its limit."""
         return function.name in self._usual
 
+    def room(self, function: Function) -> int:
+        """How many workers have nothing to do and could begin with a call of the function at once."""
+        if function.is_async or not self.has_answered(function):
+            return 0
+        return self._useful(function) - sum(worker.batches > 0 for worker in self._opened)
+
     async def call(self, function: Function, calls: Sequence[Call]) -> list[Any]:
         """The return value of each call, or a `Failure`. Calls of an async function run at the same time."""
         cancelled = threading.Event()
@@ -92,7 +112,7 @@ class UserProcess:
         probe = len(calls) if one or self.has_answered(function) else PROBE
         try:
             results = await self._divided(function, calls[:probe], 1 if one else self._useful(function), cancelled)
-            rest, late = calls[probe:], self._lanes[0][0].late
+            rest, late = calls[probe:], self._opened[0].lane.late
             if rest and all(result == late for result in results):
                 return results + [Failure(f"was given up: other calls before it {late.reason}")] * len(rest)
             if rest:
@@ -104,24 +124,27 @@ class UserProcess:
     async def _divided(
         self, function: Function, calls: Sequence[Call], workers: int, cancelled: threading.Event
     ) -> list[Any]:
-        """The results of calls that `workers` take in turn."""
+        """The results of calls that up to `workers` of them take in turn, those with least to do."""
         every = max(1, min(workers, len(calls)))
-        self._open(every)
+        idle = sum(worker.batches == 0 for worker in self._opened[:workers])
+        self._open(min(workers, len(self._opened) + every - idle))
         loop = asyncio.get_running_loop()
-        running = [
-            loop.run_in_executor(thread, self._all, lane, function, calls[first::every], cancelled)
-            for first, (lane, thread) in enumerate(self._lanes[:every])
-        ]
+        running: list[asyncio.Future[list[Any]]] = []
+        for first, worker in enumerate(sorted(self._opened[:workers], key=lambda worker: worker.batches)[:every]):
+            part = calls[first::every]
+            running.append(loop.run_in_executor(worker.thread, self._all, worker.lane, function, part, cancelled))
+            worker.batches += 1
+            running[-1].add_done_callback(worker.ended)
         results: list[Any] = [None] * len(calls)
-        for first, part in enumerate(await asyncio.gather(*running)):
-            results[first::every] = part
+        for first, found in enumerate(await asyncio.gather(*running)):
+            results[first::every] = found
         return results
 
     def _open(self, count: int) -> None:
-        """Lanes up to `count`, whose processes start with their first call."""
-        while len(self._lanes) < count:
-            lane = Lane(self.path, time_limit=self.time_limit)
-            self._lanes.append((lane, ThreadPoolExecutor(1, thread_name_prefix=f"user-file-{self.path.stem}")))
+        """Workers up to `count`, whose processes start with their first call."""
+        while len(self._opened) < count:
+            thread = ThreadPoolExecutor(1, thread_name_prefix=f"user-file-{self.path.stem}")
+            self._opened.append(_Worker(Lane(self.path, time_limit=self.time_limit), thread))
 
     def _useful(self, function: Function) -> int:
         """How many workers a batch may have: those asked for, or one while calls are quick; as many as there is memory
@@ -129,7 +152,7 @@ class UserProcess:
         if self.workers is not None:
             return self.workers
         usual = self._usual.get(function.name, 0.0)
-        if usual < SLOW or (load := self._lanes[0][0].load()) is None:
+        if usual < SLOW or (load := self._load.get(function.name)) is None:
             return 1
         memory, computed = load
         room = min(MOST_WORKERS, max(1, MEMORY // max(1, memory)))
@@ -138,9 +161,9 @@ class UserProcess:
 
     def close(self) -> None:
         """End the workers. Also happens by itself, at the latest when the interpreter exits."""
-        for lane, thread in self._lanes:
-            thread.shutdown()
-            lane.close()
+        for worker in self._opened:
+            worker.thread.shutdown()
+            worker.lane.close()
 
     def _all(self, lane: Lane, function: Function, calls: Sequence[Call], cancelled: threading.Event) -> list[Any]:
         everything = dict(enumerate(calls))
@@ -159,6 +182,8 @@ class UserProcess:
                 hangs = 0
                 self._slowest[function.name] = max(exchange.waited, self._slowest.get(function.name, 0.0))
                 self._usual[function.name] = exchange.waited
+                if exchange.waited >= SLOW:
+                    self._load[function.name] = lane.load()
                 found = found if _stuck(lane, last) else last | found  # a last call that was late gets its turn alone
             else:
                 hangs = MOST_HANGS if last and _stuck(lane, last) else hangs + 1

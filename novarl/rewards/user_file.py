@@ -43,6 +43,11 @@ class FileReward:
         has answered before. One that never has may hang on all of them, which a whole batch finds out in one limit."""
         return self.form == "row" and self._process.has_answered(self.function)
 
+    @property
+    def room(self) -> int:
+        """How many more rollouts could be judged at once, beside those that are."""
+        return self._process.room(self.function)
+
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
         if self.form == "row":
             return await self._process.call(self.function, [(_row(rollout), {}) for rollout in rollouts])

@@ -37,6 +37,15 @@ FILE = """
     def snore(messages, answer):
         time.sleep(300)
 
+    def tire(messages, answer):
+        time.sleep(0.05 if messages[-1]["content"] == "0" else 300)
+        return 0.0
+
+    def spell(messages, answer):
+        began = time.time()
+        time.sleep(0.05)
+        return {"began": began, "ended": time.time()}
+
     def batch(completions, **columns):
         return [float(len(completions)) for _ in completions]
 
@@ -56,16 +65,24 @@ ROWS, SAMPLING = 24, 0.4
 
 
 class Watched:
-    """A reward of one rollout at a time that notes what it is called with."""
+    """A reward of one rollout at a time that notes what it is called with; `hands` calls may run at once."""
 
     one_by_one = True
 
-    def __init__(self) -> None:
+    def __init__(self, hands: int) -> None:
         self.calls: list[int] = []
+        self.hands, self.busy, self.most = hands, 0, 0
+
+    @property
+    def room(self) -> int:
+        return self.hands - self.busy
 
     async def __call__(self, rollouts: Sequence[Rollout]) -> Sequence[Verdict]:
         self.calls.append(len(rollouts))
+        self.busy += 1
+        self.most = max(self.most, self.busy)
         await asyncio.sleep(0.05)
+        self.busy -= 1
         return [float(rollout.text) for rollout in rollouts]
 
 
@@ -90,12 +107,13 @@ def sampled(rewards: RewardSet, rollouts: Sequence[Rollout]) -> tuple[list[Score
         rewards.close()
 
 
-def test_a_rollout_is_scored_while_others_are_sampled(say) -> None:
-    """Each once, by calls that do not overlap; of those that failed none is asked for."""
-    watched, rollouts = Watched(), rows(say)
+@pytest.mark.parametrize("hands", [1, 2])
+def test_a_rollout_is_scored_while_others_are_sampled(hands: int, say) -> None:
+    """Each once, by no more calls at once than there is room for; of those that failed none is asked for."""
+    watched, rollouts = Watched(hands), rows(say)
     rollouts[5] = replace(rollouts[5], status="failed")
     scored, beyond = sampled(RewardSet({"mine": watched}), rollouts)
-    assert sum(watched.calls) == ROWS - 1 and 4 < len(watched.calls) < ROWS
+    assert sum(watched.calls) == ROWS - 1 and 4 < len(watched.calls) < ROWS and watched.most == hands
     assert beyond < 0.2
     assert [item.reward for item in scored] == [None if i == 5 else float(i) for i in range(ROWS)]
     assert [item.rollout for item in scored] == rollouts
@@ -115,6 +133,16 @@ def test_it_says_what_it_says_afterwards(name: str, say, write) -> None:
     assert beyond < 0.9, "24 rows of 50 ms take 1.2 s where nobody begins early"
 
 
+def test_a_rollout_does_not_wait_for_another_where_a_worker_is_idle(say, write) -> None:
+    reward = load(f"{write(FILE)}:spell", workers=4)
+    asyncio.run(reward(rows(say, 4)))
+    assert reward.room == 4
+    scored, _ = sampled(RewardSet({"mine": reward}), rows(say))
+    began, ended = ([item.rewards[f"mine/{name}"] for item in scored] for name in ("began", "ended"))
+    at_once = [sum(began[i] <= began[j] < ended[i] for i in range(ROWS)) for j in range(ROWS)]
+    assert max(at_once) in (3, 4), "they end 17 ms apart, and a call takes 50"
+
+
 def test_a_function_that_never_answered_is_not_asked_early(say, write) -> None:
     reward = load(f"{write(FILE)}:patient")
     assert not reward.one_by_one
@@ -127,6 +155,14 @@ def test_a_reward_that_hangs_costs_its_limit_once(say, write) -> None:
     reward = load(f"{write(FILE)}:snore", time_limit=0.5, workers=None)
     scored, beyond = sampled(RewardSet({"mine": reward}), rows(say))
     assert all(item.reward is None and "ran past its limit" in str(item.error) for item in scored)
+    assert beyond < 1.5
+
+
+def test_one_that_hangs_after_it_has_answered_costs_its_limit_twice(say, write) -> None:
+    reward = load(f"{write(FILE)}:tire", time_limit=0.5, workers=4)
+    asyncio.run(reward(rows(say, 1)))
+    scored, beyond = sampled(RewardSet({"mine": reward}), rows(say))
+    assert [item.reward for item in scored] == [0.0] + [None] * (ROWS - 1)
     assert beyond < 1.5
 
 

@@ -98,10 +98,25 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return times(x, weight)
 
 
-def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """sum over rows of grad_i x_i^T, the gradient of `product` in its weight: grad [..., N], x [..., K] -> [N, K]."""
-    grad, x = grad.flatten(0, -2).t(), x.flatten(0, -2)
-    return times(grad, x.t()) if is_fast(grad, x) else torch.mm(grad, x)
+MANY = 1 << 20
+"""Numbers of both sides from which on a gradient in a weight is left to oneDNN's own operator."""
+
+
+def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """sum over rows of grad_i x_i^T, the gradient of `product` in its weight [N, K]: grad [..., N], x [..., K].
+
+    The left side of a product must lie as it is read, so one of the two would be copied, transposed, which takes up to
+    a third of the time. oneDNN's own operator takes both as they are, though in copies; for few numbers those cost more
+    than to transpose the narrower one.
+    """
+    grad, x = grad.flatten(0, -2), x.flatten(0, -2)
+    if not is_fast(grad, x):
+        return torch.mm(grad.t(), x)
+    found: Tensor
+    if grad.numel() + x.numel() >= MANY:
+        found, _ = torch.ops.aten.mkldnn_linear_backward_weights(grad.to_mkldnn(), x.to_mkldnn(), weight, False)
+        return found
+    return times(grad.t(), x.t()) if grad.shape[1] <= x.shape[1] else times(x.t(), grad.t()).t().contiguous()
 
 
 class _Product(torch.autograd.Function):
@@ -116,4 +131,4 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         want_x, want_weight = ctx.needs_input_grad
         dx = times(grad, weight.t()) if want_x else None
-        return dx, weight_gradient(grad, x) if want_weight else None
+        return dx, weight_gradient(grad, x, weight) if want_weight else None

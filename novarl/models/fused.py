@@ -144,7 +144,7 @@ class _GatedProduct(torch.autograd.Function):
         opened = F.silu(gate)
         dweight = None
         if ctx.needs_input_grad[2]:
-            dweight = weight_gradient(grad, opened * up)
+            dweight = weight_gradient(grad, opened * up, weight)
         inner = times(grad, weight.t())
         return torch.ops.aten.silu_backward(inner * up, gate), opened.mul_(inner), dweight
 

@@ -52,9 +52,10 @@ def extent(length: int) -> int:
 class KVCache:
     """Keys and values of `rows` sequences, per layer [slabs, rows, Hkv, slots of a slab, Dh], allocated at first use.
 
-    One slab of `capacity` slots, or, if `slab` is given, as many of so many slots as that takes. Where rows attend slab
-    by slab, each reads no more slabs than it has filled, and memory is read from one end to the other, without the gaps
-    between rows that are longer than what they hold, at which a CPU stops reading ahead.
+    One slab of `capacity` slots, or, if `slab` is given, as many of so many slots as that takes, a single one being no
+    wider than need be. Where rows attend slab by slab, each reads no more slabs than it has filled, and memory is read
+    from one end to the other, without the gaps between rows that are longer than what they hold, at which a CPU stops
+    reading ahead.
 
     Implements the part of Hugging Face's Cache protocol that attention layers call (`update`, `get_seq_length`), for
     one slab and any family whose layers keep one key and one value per token; head sizes may differ between layers and
@@ -65,17 +66,17 @@ class KVCache:
 
     def __init__(self, rows: int, capacity: int, *, dtype: torch.dtype, slab: int | None = None) -> None:
         self.rows, self.dtype, self.slab = rows, dtype, slab
-        self.capacity = capacity if slab is None else round_up(capacity, slab)
+        self._fit(capacity)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._row_index = torch.empty(0, 1, dtype=torch.int64)
         self._at: tuple[Tensor, Tensor] = (self._row_index, self._row_index)
         self._extent = 0
 
-    @property
-    def _width(self) -> int:
-        """Slots of a slab."""
-        return self.slab or self.capacity
+    def _fit(self, capacity: int) -> None:
+        """Settle `capacity`, for so many slots at least, and the slots of a slab."""
+        self._width = capacity if self.slab is None else min(self.slab, round_up(max(1, capacity), STEP))
+        self.capacity = capacity if self.slab is None else round_up(capacity, self._width)
 
     def extent(self, length: int) -> int:
         """How many slots attention should read for rows of up to `length` tokens, so that no row's bits depend on it:
@@ -143,7 +144,7 @@ class KVCache:
         if capacity <= self.capacity and rows <= self.rows:
             return
         if capacity > self.capacity:
-            self.capacity = round_up(max(capacity, int(self.capacity * GROWTH)), self.slab or 1)
+            self._fit(max(capacity, int(self.capacity * GROWTH)))
         held = self.rows if held is None else held
         self.rows = max(self.rows, rows)
         for stores in (self.keys, self.values):

@@ -44,9 +44,21 @@ def test_a_row_has_its_bits_whoever_is_beside_it(width: int, size: int) -> None:
 
 
 def test_a_transposed_view_of_the_weights_is_read_as_it_lies() -> None:
-    grad, x, weight = drawn(2, 30, 32), drawn(2, 30, 48), drawn(32, 48)
+    grad, weight = drawn(2, 30, 32), drawn(32, 48)
     torch.testing.assert_close(times(grad, weight.t()), grad @ weight)
-    torch.testing.assert_close(weight_gradient(grad, x), grad.flatten(0, 1).t() @ x.flatten(0, 1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "size", "width"), [(60, 32, 48), (60, 48, 32), (2048, 512, 128), (2048, 128, 512)])
+def test_a_gradient_in_the_weight_whatever_is_copied_for_it(rows: int, size: int, width: int) -> None:
+    grad, x, weight = drawn(2, rows // 2, size), drawn(2, rows // 2, width), drawn(size, width)
+    assert (grad.numel() + x.numel() >= products.MANY) == (rows == 2048)
+    found = weight_gradient(grad, x, weight)
+    expected = grad.double().flatten(0, 1).t() @ x.double().flatten(0, 1)
+    assert found.is_contiguous() and found.dtype == torch.float32
+    assert (found - expected).norm() < 1e-6 * expected.norm()
+    assert torch.equal(weight_gradient(grad, x, weight), found), "a gradient has its bits again"
+    apart = drawn(2, rows // 2, 2 * size)[..., :size].copy_(grad)
+    torch.testing.assert_close(weight_gradient(apart, x, weight), found, rtol=1e-5, atol=1e-4)
 
 
 def test_others_keep_the_product_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

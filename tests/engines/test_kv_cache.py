@@ -80,6 +80,18 @@ def test_slabs_hold_what_one_row_of_slots_would() -> None:
     assert [cache.extent(length) for length in (1, 16, 200, 250)] == [16, 16, 208, 256]
 
 
+def test_the_only_slab_is_no_wider_than_need_be_and_grows() -> None:
+    cache = KVCache(2, 0, dtype=torch.float32, slab=128)
+    cache.reserve(20)
+    cache.insert([1], prompt_cache([11, 12, 13]), [0], length=3)
+    widths = [(cache.keys[0].shape[0], cache.keys[0].shape[3])]
+    for capacity in (33, 100, 129, 300):
+        cache.reserve(capacity)
+        widths.append((cache.keys[0].shape[0], cache.keys[0].shape[3]))
+        assert cache.capacity == widths[-1][0] * widths[-1][1] >= capacity and held(cache, 1, 3) == [11, 12, 13]
+    assert widths == [(1, 32), (1, 64), (1, 128), (2, 128), (4, 128)]
+
+
 def test_writing_beyond_the_capacity_is_an_error() -> None:
     with pytest.raises(ValueError, match="5 slots asked of a cache with 4"):
         KVCache(1, 4, dtype=torch.float32).place(torch.tensor([[4]]), 5)

@@ -118,6 +118,9 @@ def test_attention_in_slabs_has_the_same_bits_however_many_are_read(
     for length in (1, 17, 100, 128, 129, 200, 300, 513):
         alone = attend(cache, length, [(0, rows, round_up(length, STEP))])
         torch.testing.assert_close(alone, attend(plain, length, [(0, rows, extent(length))]), rtol=1e-5, atol=1e-6)
+        only = KVCache(rows, length, dtype=torch.float32, slab=SLAB)
+        only.insert(range(rows), plain, range(rows), length=length)
+        assert torch.equal(attend(only, length, [(0, rows, round_up(length, STEP))]), alone), "however wide a slab is"
         for more in range(round_up(length, STEP), capacity, 48):
             assert torch.equal(attend(cache, length, [(0, rows, more)]), alone)
             beside = attend(cache, length, [(0, 3, more), (3, rows, round_up(length, STEP))])

@@ -50,8 +50,9 @@ def full_rows(count: int, least: int = FULL) -> int:
 
 
 def is_fast(*tensors: Tensor) -> bool:
-    """Whether products of these go through oneDNN: float32, on a CPU that gains by it, not spread over ranks."""
-    return all(x.dtype == torch.float32 for x in tensors) and _may_take(*tensors)
+    """Whether products of these go through oneDNN: float32 and not empty, on a CPU that gains by it, not spread over
+    ranks."""
+    return all(x.dtype == torch.float32 and x.numel() for x in tensors) and _may_take(*tensors)
 
 
 def _may_take(*tensors: Tensor) -> bool:

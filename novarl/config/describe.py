@@ -132,7 +132,7 @@ def _training(config: TrainConfig) -> list[str]:
     attention = {
         "auto": "flash-attn's kernel where it is installed and can run, otherwise PyTorch's",
         "sdpa": "PyTorch's kernel",
-        "flash": "flash-attn's kernel",
+        "flash": "flash-attn's kernel, which must be installed and able to run",
         "eager": "a plain softmax",
     }
     attends = f"Attention by {attention[config.attn]} (attn={config.attn}); beginnings that neighbours share, once."

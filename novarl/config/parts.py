@@ -238,10 +238,11 @@ class RewardSpec(Node):
 
 
 def rewards_by_name(value: Any) -> Any:
-    """`reward=length`, `reward=file.py:name` and `reward=model:FOLDER` as a mapping of one; in a mapping, text stands
-    for `{source: text}`."""
+    """`reward=length`, `reward=file.py:name`, `reward=file.py` and `reward=model:FOLDER` as a mapping of one; in a
+    mapping, text stands for `{source: text}`."""
     if isinstance(value, str):
-        value = {"model" if value.startswith("model:") else value.rpartition(":")[2]: value}
+        function = "reward_fn" if value.endswith(".py") else value.rpartition(":")[2]
+        value = {"model" if value.startswith("model:") else function: value}
     if not isinstance(value, dict):
         return value
     return {name: {"source": spec} if isinstance(spec, str) else spec for name, spec in value.items()}

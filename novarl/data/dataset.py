@@ -171,8 +171,11 @@ def load_rows(
                 sizes.append(len(made))
     if bad and (len(bad) == read_rows or len(bad) / read_rows > max_bad_rows):
         shown = "; ".join(map(str, bad[:_SHOWN])) + ("; ..." if len(bad) > _SHOWN else "")
-        what = f"{len(bad)} of {read_rows} rows cannot be used, and max_bad_rows={max_bad_rows:g} allows fewer: {shown}"
-        raise NovaError(what, where=where, fix="mend or remove them, or raise max_bad_rows")
+        what, fix = f"{len(bad)} of {read_rows} rows cannot be used", "mend them"
+        if len(bad) < read_rows:
+            what += f", and max_bad_rows={max_bad_rows:g} allows fewer"
+            fix = "mend or remove them, or raise max_bad_rows"
+        raise NovaError(f"{what}: {shown}", where=where, fix=fix)
     if report is not None:
         for bad_row in bad:
             report(bad_row)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
+from novarl.core.memory import first_line, out_of_memory
 from novarl.core.types import Completion, Sampling, Tokenizer
 from novarl.engines.batch import Batch
 from novarl.engines.requests import Queue, Request, checked_limit
@@ -122,7 +123,7 @@ class LocalEngine:
                     self._some_cancelled = False
                     batch.drop_cancelled()
         except BaseException as error:
-            self._end_requests(error)
+            self._end_requests(_no_memory(error) if out_of_memory(error) else error)
             raise
         finally:
             # In the same breath as the last look at the queue: no request can fall between.
@@ -172,6 +173,11 @@ class LocalEngine:
         self._queue.clear()
         self._outstanding.clear()
         self._driver.get_coro().close()
+
+
+def _no_memory(error: BaseException) -> NovaError:
+    fix = "lower rollout.max_batch or rollout.max_tokens; a run goes on from its last save with resume=auto"
+    return NovaError(f"memory ran out ({first_line(error)})", where="sampling", fix=fix)
 
 
 def _slots(prefills: Iterable[Prefill]) -> int:

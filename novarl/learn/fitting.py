@@ -16,6 +16,7 @@ import torch
 from novarl.algos.products import give_up_programs
 from novarl.core.bus import Bus
 from novarl.core.errors import NovaError
+from novarl.core.memory import first_line, out_of_memory
 from novarl.core.types import Record
 
 T = TypeVar("T")
@@ -25,12 +26,6 @@ MOST = 10
 
 SPLIT = "split_micro_batches"
 """The Record's name for how many micro-batches were split; absent where none was."""
-
-_SIGNS = (
-    *("not enough memory", "can't allocate memory", "out of memory", "bad allocation", "bad_alloc"),
-    "could not create a primitive",
-)
-"""What an allocator says on the CPU, where it has no exception of its own; oneDNN, where its program has no room."""
 
 
 @dataclass(slots=True)
@@ -43,13 +38,6 @@ class Splits:
         """The count, which begins anew."""
         taken, self.count = self.count, 0
         return taken
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory could not be had."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
 
 
 def fitting(
@@ -68,10 +56,10 @@ def fitting(
         at = [0]
         try:
             return attempt(_counted(micro, at))
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, OSError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = first_line(error)
         # Outside the handler: until here the traceback has kept the dead pass's tensors alive.
         undo()
         give_up_programs()

@@ -29,14 +29,16 @@ class Early:
         self._ask, self._room = ask, room
         self._ended: list[Rollout] = []
         self._verdicts: dict[Key, Verdict] = {}
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking: list[asyncio.Task[None]] = []
+        self._calls = 0
+        """Tasks that will look again for rollouts that have ended. A task counts itself out in the same breath as its
+        last look: no rollout can fall between."""
 
     def add(self, rollout: Rollout) -> None:
         self._ended.append(rollout)
-        if not self._asking or self._room() > 0:
-            task = asyncio.get_running_loop().create_task(self._drain())
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+        if self._calls == 0 or self._room() > 0:
+            self._calls += 1
+            self._asking.append(asyncio.get_running_loop().create_task(self._drain()))
 
     async def of(self, rollouts: Sequence[Rollout]) -> Sequence[Verdict]:
         """The verdicts on these rollouts, each of which was added."""
@@ -48,6 +50,7 @@ class Early:
             self._ended = []
             verdicts = await self._ask(ended)
             self._verdicts |= {_key(rollout): verdict for rollout, verdict in zip(ended, verdicts, strict=True)}
+        self._calls -= 1
 
 
 @dataclass(frozen=True, slots=True)

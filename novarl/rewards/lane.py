@@ -106,6 +106,8 @@ class Lane:
         try:
             while exchange.silent:
                 self._receive(exchange, exchange.deadline + (GRACE if asynchronous else 0.0), cancelled)
+                if asynchronous:  # one that computes holds up those beside it, which have their time yet
+                    exchange.deadline = time.monotonic() + self.time_limit
         except TimeoutError:
             blamed = self.running(exchange, cancelled) if asynchronous else None
             self.kill()
@@ -148,7 +150,9 @@ class Lane:
 
     def _receive(self, exchange: Exchange, deadline: float, cancelled: threading.Event) -> None:
         assert self._pipe is not None
-        self._note(exchange, self._pipe.receive(deadline=deadline, cancelled=cancelled))
+        while "call" not in (reply := self._pipe.receive(deadline=deadline, cancelled=cancelled)):
+            pass  # which call was running, said too late for whoever had asked
+        self._note(exchange, reply)
 
     def _note(self, exchange: Exchange, reply: dict[str, Any]) -> None:
         if not exchange.results:

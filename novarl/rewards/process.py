@@ -34,7 +34,8 @@ from novarl.rewards.pipe import Cancelled
 from novarl.rewards.verdict import Failure
 
 MOST_HANGS = 3
-"""Calls in a row that may run past their limit; then the rest of their batch is given up, not waited for one by one."""
+"""Calls in a row, of all parts of a batch, that may run past their limit; then the rest of the batch is given up, not
+waited for one by one."""
 PATIENCE = 0.3
 """Seconds of silence after which a batch's last call is tried beside its first; more where slower answers are known."""
 SLOW = 0.02
@@ -45,8 +46,6 @@ MOST_WORKERS = 64
 """Where nobody says how many."""
 MEMORY = 2**30
 """Bytes that they may have together then; a file that loads a model is not loaded often."""
-PROBE = 2
-"""The first calls of a function nothing is known of; the others are divided by what they took."""
 _GLANCE = 0.05
 """Seconds between looks at the one worker and at the other."""
 
@@ -108,16 +107,19 @@ class UserProcess:
     async def call(self, function: Function, calls: Sequence[Call]) -> list[Any]:
         """The return value of each call, or a `Failure`. Calls of an async function run at the same time."""
         cancelled = threading.Event()
-        one = self.workers == 1 or function.is_async
-        probe = len(calls) if one or self.has_answered(function) else PROBE
         try:
-            results = await self._divided(function, calls[:probe], 1 if one else self._useful(function), cancelled)
-            rest, late = calls[probe:], self._opened[0].lane.late
-            if rest and all(result == late for result in results):
-                return results + [Failure(f"was given up: other calls before it {late.reason}")] * len(rest)
-            if rest:
-                results += await self._divided(function, rest, self._useful(function), cancelled)
-            return results
+            if self.workers == 1 or function.is_async:
+                return await self._divided(function, calls, 1, cancelled)
+            if self.has_answered(function) or len(calls) <= 2:
+                return await self._divided(function, calls, self._useful(function), cancelled)
+            # Of a function nothing is known of the first and the last come first: the others are divided by what they
+            # took, and neighbours, answers to one prompt, may hang for a reason of their own.
+            ends = await self._divided(function, [calls[0], calls[-1]], self._useful(function), cancelled)
+            if all(result == (late := self._opened[0].lane.late) for result in ends):
+                rest: list[Any] = [_given_up(late)] * (len(calls) - 2)
+            else:
+                rest = await self._divided(function, calls[1:-1], self._useful(function), cancelled)
+            return [ends[0], *rest, ends[1]]
         finally:
             cancelled.set()  # where the waiting was given up, the threads give up too
 
@@ -171,9 +173,11 @@ class UserProcess:
         hangs = 0
         while left := {number: call for number, call in everything.items() if number not in results}:
             if hangs >= MOST_HANGS:
-                results |= dict.fromkeys(left, Failure(f"was given up: other calls before it {lane.late.reason}"))
+                results |= dict.fromkeys(left, _given_up(lane.late))
                 break
-            wave = left if function.is_async else dict([next(iter(left.items()))])
+            # After one that hangs the next comes from elsewhere: its neighbours may be answers to the same prompt.
+            number = list(left)[hangs * len(left) // MOST_HANGS]
+            wave = left if function.is_async else {number: left[number]}
             exchange = lane.begin(function, wave, cancelled)
             # Until something of this batch has answered, the function may be stuck for good.
             last = {} if results or len(calls) == 1 else self._try_last(lane, exchange, calls, cancelled)
@@ -215,6 +219,10 @@ class UserProcess:
             return {}
         finally:
             spare.kill()
+
+
+def _given_up(late: Failure) -> Failure:
+    return Failure(f"was given up: other calls before it {late.reason}")
 
 
 def _stuck(lane: Lane, found: dict[int, Any]) -> bool:

@@ -15,6 +15,7 @@ user's code is doing.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib.util
 import inspect
 import json
@@ -104,8 +105,7 @@ class Worker:
                 self.reply({"running": int(name) if name.isdigit() else None})
             else:
                 self.waiting.put(request)
-        if os.getpgid(0) == os.getpid():  # the parent is gone: leave nothing behind, neither us nor our children
-            os.killpg(0, signal.SIGKILL)
+        _end_all()  # the parent is gone
         os._exit(0)
 
 
@@ -183,7 +183,14 @@ def _failure(error: BaseException) -> list[str]:
     return [f"raised {type(error).__name__}: {error}", trace]
 
 
+def _end_all() -> None:
+    """Leave nothing behind, neither us nor what the user's code has started."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
+    atexit.register(_end_all)  # before the user's own, so called after them
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

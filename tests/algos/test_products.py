@@ -68,6 +68,7 @@ def test_others_keep_the_product_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> 
     with torch.autocast("cpu", torch.bfloat16):
         assert not is_fast(x, weight) and product(x, weight).dtype == torch.bfloat16
     assert not is_fast(x.to("meta"), weight.to("meta"))
+    assert product(x[:0], weight).shape == (0, 4), "of which oneDNN makes an error"
 
     class OnRanks(Tensor):
         """As a DTensor is."""

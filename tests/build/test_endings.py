@@ -223,6 +223,15 @@ def test_a_process_stopped_by_ctrl_c_resumes_to_the_bit(folder: Path) -> None:
     assert events(folder / "run", "phase")[-1]["done"] == steps
 
 
+def test_a_run_whose_curves_cannot_be_drawn_is_no_failed_one(folder: Path) -> None:
+    planted = f"{NO_FIGURES}\nsinks.draw = lambda folder: __import__('no_such_library')"
+    process = start(*COMMANDS["rl on rows"], "run_dir=run", planted=planted)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0 and summary(folder / "run")["status"] == "done", err
+    (alert,) = events(folder / "run", "alert")
+    assert "curves could not be drawn (ModuleNotFoundError" in alert["message"]
+
+
 def test_a_fault_of_ours_is_code_1(folder: Path) -> None:
     planted = "from novarl.build.judge import Judge; Judge.__call__ = lambda judge: 1 / 0"
     process = start(*COMMANDS["rl on rows"], "run_dir=run", planted=planted)

@@ -73,6 +73,17 @@ def test_what_is_written_is_read_back(tree: type[Config], suffix: str, tmp_path:
     assert load(tree, file) == config
 
 
+@pytest.mark.parametrize(
+    ("reward", "name"), [("folder.d/a.py", "reward_fn"), ("folder.d/a.py:b", "b"), ("length", "length")]
+)
+def test_a_reward_has_a_name_that_can_be_read_back(reward: str, name: str, tmp_path: Path) -> None:
+    config = load(RLConfig, overrides=["task=sort", f"reward={reward}"])
+    assert list(config.reward or {}) == [name]
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    assert load(RLConfig, file) == config
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(load(SFTConfig, overrides=["task=sort"])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from novarl.core.seeds import derive
 from novarl.core.types import Completion, Sampling
 from novarl.engines.local import LocalEngine, sample_all
 from novarl.engines.sampling import Parameters, choose
+from novarl.models.kv_cache import KVCache
 from novarl.models.load import Policy, load
 
 from .conftest import echo, full_logits
@@ -341,3 +343,19 @@ def test_logits_that_are_not_finite_are_an_error_not_a_token() -> None:
         own.model.model.norm.weight.fill_(torch.nan)
     with pytest.raises(NovaError, match="not finite"):
         sample_all(engine, [([97], Sampling(), "k")])
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "Cannot allocate memory"), MemoryError()])
+def test_memory_that_runs_out_is_one_clear_error_and_no_end(
+    policy: Policy, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(policy)
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "_zeros", refuse)
+        with pytest.raises(NovaError, match=r"sampling: memory ran out .*lower rollout.max_batch"):
+            sample_all(engine, ragged(3))
+    assert len(sample_all(engine, ragged(3))) == 3

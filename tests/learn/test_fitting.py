@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from novarl.core.bus import Bus
 from novarl.core.errors import NovaError
+from novarl.core.memory import out_of_memory
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
-from novarl.learn.fitting import MOST, SPLIT, Splits, fitting, out_of_memory, report
+from novarl.learn.fitting import MOST, SPLIT, Splits, fitting, report
 from novarl.learn.plan import plan
 from novarl.learn.policy import PolicyLearner
 from novarl.learn.scorer import Scorer
@@ -84,7 +86,8 @@ def test_another_error_is_no_lack_of_memory() -> None:
     case = sharp_case(torch.float64)
     with pytest.raises(RuntimeError, match="size mismatch"):
         gradient(case, kind=failing(1, lambda number: True, RuntimeError("size mismatch")))
-    assert not out_of_memory(ValueError("out of memory"))
+    assert not out_of_memory(ValueError("out of memory")) and not out_of_memory(FileNotFoundError(2, "no such file"))
+    assert out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
 
 
 def test_ten_in_a_row_are_one_clear_error() -> None:

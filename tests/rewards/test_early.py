@@ -14,6 +14,7 @@ import pytest
 from novarl.core.types import Rollout, Scored
 from novarl.rewards import process as module
 from novarl.rewards.compose import RewardSet
+from novarl.rewards.early import Early
 from novarl.rewards.process import UserProcess
 from novarl.rewards.user_file import load
 from novarl.rewards.verdict import Failure, Verdict
@@ -117,6 +118,34 @@ def test_a_rollout_is_scored_while_others_are_sampled(hands: int, say) -> None:
     assert beyond < 0.2
     assert [item.reward for item in scored] == [None if i == 5 else float(i) for i in range(ROWS)]
     assert [item.rollout for item in scored] == rollouts
+
+
+def test_one_that_ends_in_the_moment_a_call_returns_is_not_forgotten(say) -> None:
+    first, second = rows(say, 2)
+
+    async def run() -> Sequence[Verdict]:
+        gate = asyncio.get_running_loop().create_future()
+
+        async def ask(rollouts: Sequence[Rollout]) -> list[Verdict]:
+            if rollouts[0] is first:
+                await gate
+            return [float(rollout.text) for rollout in rollouts]
+
+        early = Early(ask, lambda: 0)
+        early.add(first)
+
+        async def add() -> None:
+            await gate
+            early.add(second)
+
+        await asyncio.sleep(0)
+        adding = asyncio.create_task(add())  # it wakes right after the call has
+        await asyncio.sleep(0)
+        gate.set_result(None)
+        await adding
+        return await early.of([first, second])
+
+    assert asyncio.run(run()) == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["patient", "patient_async", "odd", "batch"])

@@ -28,6 +28,9 @@ CODE = """
             file.write(str(child.pid))
         time.sleep(300)
 
+    def spawn(value):
+        return subprocess.Popen(["sleep", "300"]).pid
+
     def echo(value):
         return value
 
@@ -94,6 +97,14 @@ def test_the_children_of_a_reward_end_with_it(write, tmp_path: Path) -> None:
     assert isinstance(result, Failure)
     assert gone(int((tmp_path / "pid").read_text()))
     process.close()
+
+
+def test_what_a_reward_has_started_ends_with_the_worker(write) -> None:
+    process = UserProcess(write(CODE), time_limit=20)
+    (child,) = call(process, "spawn", None)
+    assert Path(f"/proc/{child}").exists()
+    process.close()
+    assert gone(int(str(child)))
 
 
 def test_large_values_pass_both_ways(write) -> None:

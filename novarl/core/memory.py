@@ -1,0 +1,25 @@
+"""Telling that memory has run out, which every allocator says in words of its own."""
+
+from __future__ import annotations
+
+import errno
+
+_SIGNS = (
+    *("not enough memory", "can't allocate memory", "out of memory", "bad allocation", "bad_alloc"),
+    "could not create a primitive",
+)
+"""What PyTorch says for the CPU's allocator, a GPU's, and oneDNN, where its program has no room."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory could not be had."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    says = isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
+    return says or isinstance(error, MemoryError)
+
+
+def first_line(error: BaseException) -> str:
+    """What `error` says, in a line."""
+    said = str(error).strip()
+    return said.splitlines()[0] if said else type(error).__name__

@@ -75,14 +75,16 @@ class Lane:
             raise NovaError(**reply["error"])
         return {name: self._described(name, about) for name, about in reply["functions"].items()}
 
-    def begin(self, function: Function, calls: dict[int, Call], cancelled: threading.Event) -> Exchange:
-        """Hand calls over, starting the worker if need be."""
+    def begin(
+        self, function: Function, calls: dict[int, Call], cancelled: threading.Event, *, weigh: bool = False
+    ) -> Exchange:
+        """Hand calls over, starting the worker if need be; `weigh`: `load` will be asked."""
         exchange = Exchange(function, calls, deadline=time.monotonic() + self.time_limit)
         try:
             if self._pipe is None:
                 self.start(cancelled)
             exchange.deadline = time.monotonic() + self.time_limit
-            self._begun = self._pipe.used() if self._pipe is not None else None
+            self._begun = self._pipe.used() if weigh and self._pipe is not None else None
             request = {"op": "call", "function": function.name, "calls": list(calls.values()), "limit": self.time_limit}
             assert self._pipe is not None
             self._pipe.send(request, deadline=exchange.deadline, cancelled=cancelled)
@@ -131,7 +133,8 @@ class Lane:
         return None if reply["running"] is None else list(exchange.calls)[reply["running"]]
 
     def load(self) -> tuple[int, float] | None:
-        """(resident bytes of the worker, CPU seconds of its last call); None where the system does not say."""
+        """(resident bytes of the worker, CPU seconds of its last call); None where the system does not say, or the call
+        was not to be weighed."""
         if self._pipe is None or self._begun is None or (used := self._pipe.used()) is None:
             return None
         return used[0], used[1] - self._begun[1]

@@ -46,6 +46,8 @@ MOST_WORKERS = 64
 """Where nobody says how many."""
 MEMORY = 2**30
 """Bytes that they may have together then; a file that loads a model is not loaded often."""
+WEIGHED = 5.0
+"""Seconds for which a worker's memory and CPU time in a call stand for all: asking costs as much as a quick call."""
 _GLANCE = 0.05
 """Seconds between looks at the one worker and at the other."""
 
@@ -81,6 +83,7 @@ class UserProcess:
         self._slowest: dict[str, float] = {}
         self._usual: dict[str, float] = {}
         self._load: dict[str, tuple[int, float] | None] = {}
+        self._weigh_at: dict[str, float] = {}
         self._opened: list[_Worker] = []
         self._open(1)
         self.functions = self._opened[0].lane.start(threading.Event())
@@ -178,7 +181,8 @@ class UserProcess:
             # After one that hangs the next comes from elsewhere: its neighbours may be answers to the same prompt.
             number = list(left)[hangs * len(left) // MOST_HANGS]
             wave = left if function.is_async else {number: left[number]}
-            exchange = lane.begin(function, wave, cancelled)
+            weighs = self._weighs(function.name)
+            exchange = lane.begin(function, wave, cancelled, weigh=weighs)
             # Until something of this batch has answered, the function may be stuck for good.
             last = {} if results or len(calls) == 1 else self._try_last(lane, exchange, calls, cancelled)
             found = lane.finish(exchange, cancelled)
@@ -186,14 +190,21 @@ class UserProcess:
                 hangs = 0
                 self._slowest[function.name] = max(exchange.waited, self._slowest.get(function.name, 0.0))
                 self._usual[function.name] = exchange.waited
-                if exchange.waited >= SLOW:
-                    self._load[function.name] = lane.load()
+                if weighs:
+                    self._weigh_at[function.name] = time.monotonic() + WEIGHED
+                    if exchange.waited >= SLOW:
+                        self._load[function.name] = lane.load()
                 found = found if _stuck(lane, last) else last | found  # a last call that was late gets its turn alone
             else:
                 hangs = MOST_HANGS if last and _stuck(lane, last) else hangs + 1
                 found = last | found
             results |= found
         return [results[number] for number in everything]
+
+    def _weighs(self, name: str) -> bool:
+        """Whether the next call of a function is to be weighed: now and then, and once it turns out to be slow."""
+        turned_slow = self._usual.get(name, 0.0) >= SLOW and name not in self._load
+        return turned_slow or time.monotonic() >= self._weigh_at.get(name, 0.0)
 
     def _try_last(
         self, lane: Lane, exchange: Exchange, calls: Sequence[Call], cancelled: threading.Event

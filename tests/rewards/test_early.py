@@ -61,6 +61,10 @@ FILE = """
 
     def quick(value):
         return os.getpid()
+
+    def then_slow(value):
+        time.sleep(0.05 if value > 2 else 0.0)
+        return os.getpid()
 """
 ROWS, SAMPLING = 24, 0.4
 
@@ -212,6 +216,8 @@ def test_workers_are_as_many_as_a_function_has_use_for(by_need: UserProcess, mon
     assert len(set(pids(by_need, "quick", 40))) == 1
     assert len(set(pids(by_need, "who", 12))) == 10 and len(set(pids(by_need, "who", 12))) == 12
     assert len(set(pids(by_need, "whirl", 12))) <= max(1, (os.cpu_count() or 1) // 2)
+    assert len(set(pids(by_need, "then_slow", 3))) == 1
+    assert len(set(pids(by_need, "then_slow", 8))) == 1 and len(set(pids(by_need, "then_slow", 8))) == 8
     monkeypatch.setattr(module, "MEMORY", 1)
     assert len(set(pids(by_need, "who", 12))) == 1
 

@@ -96,7 +96,7 @@ def floor_seconds(size: Size, rates: Rates, prompt: int, groups: int, answers: S
 
 
 def measure(device: str) -> Rates:
-    """The best of REPEATS of each, in this process; of products, by the fastest library and layout of weights."""
+    """The best of REPEATS of each, in this process; of float32 products, by the fastest library and weights' layout."""
     import torch
 
     from novarl.algos import products

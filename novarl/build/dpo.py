@@ -39,7 +39,7 @@ def run_dpo(config: DPOConfig) -> dict[str, Any]:
             learner=lambda steps: _learner(config, plan, base, steps),
             rewards=lambda batch: rewards_of(scored, batch, base.ranks, config.micro.max_tokens),
             write_model=lambda folder: save(base.policy, folder),
-            show=lambda folder, rows, found: _show(config, base, folder, rows),
+            show=lambda session, rows, found: _show(config, base, session.rundir.path, rows),
         )
 
     return run_preference(config, plan, compose)

@@ -84,7 +84,8 @@ class Front:
         path.parent.mkdir(exist_ok=True)
         entries, names = list(self.evaluated.values()), list(self.directions)
         title = f"Held-out front of {self.session.rundir.path.resolve().name}"
-        draw_front(entries, path, names, directions=list(self.directions.values()), title=title)
+        with self.session.drawing("the front"):
+            draw_front(entries, path, names, directions=list(self.directions.values()), title=title)
 
     def _write(self) -> None:
         """front.json, for people and tools; the run itself goes on from the checkpoint."""

@@ -47,12 +47,12 @@ class RowLearner(Protocol):
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What differs between commands: who learns, `rewards` [S] of a batch for the evaluation, how to write the model,
-    and `show(held out, what was found)` at the end."""
+    and `show(session, held out, what was found)` at the end."""
 
     learner: Callable[[int], RowLearner]
     rewards: Callable[[Batch], Tensor]
     write_model: Callable[[Path], None]
-    show: Callable[[Path, Sequence[Answers], RewardEvaluation | None], None]
+    show: Callable[[Session, Sequence[Answers], RewardEvaluation | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def _drive(
         if judge is not None:
             found = judge()
             session.note("after", found)
-        parts.show(session.rundir.path, rows.held_out or rows.train, found)
+        parts.show(session, rows.held_out or rows.train, found)
     except Stopped:
         status = "stopped"
     entries: dict[str, Any] = {"status": status, "command": config.kind, "task": config.task, "loss": plan.loss}

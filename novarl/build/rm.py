@@ -11,6 +11,7 @@ from novarl.build.judge import SHOWN
 from novarl.build.pair_rows import Answers
 from novarl.build.preference import Base, Parts, RowLearner, run_preference
 from novarl.build.preference_plan import PreferencePlan, resolve_rm
+from novarl.build.session import Session
 from novarl.build.weights import optim_settings
 from novarl.config.preference import RMConfig
 from novarl.data.pairs import Pair
@@ -48,7 +49,7 @@ def run_rm(config: RMConfig) -> dict[str, Any]:
             learner=lambda steps: _learner(config, plan, base, scored, steps),
             rewards=lambda batch: rewards_of(scored, batch, base.ranks, config.micro.max_tokens),
             write_model=write,
-            show=lambda folder, rows, found: _show(base, folder, rows, found),
+            show=lambda session, rows, found: _show(base, session, rows, found),
         )
 
     return run_preference(config, plan, compose)
@@ -78,13 +79,15 @@ def _learner(config: RMConfig, plan: PreferencePlan, base: Base, scored: RewardS
     return RewardModelLearner(model, scored, loss=plan.loss, **shared, **plan.options)
 
 
-def _show(base: Base, folder: Path, rows: Sequence[Answers], found: RewardEvaluation | None) -> None:
+def _show(base: Base, session: Session, rows: Sequence[Answers], found: RewardEvaluation | None) -> None:
     """Draw the reliability diagram, and write samples.md: the first held-out answers with their rewards."""
     if base.ranks.rank != 0 or found is None:
         return
+    folder = session.rundir.path
     (folder / "figures").mkdir(exist_ok=True)
     caption = f"held-out accuracy {found.score:.3f}, ECE {found.ece:.3f}, Brier {found.brier:.3f}, n = {found.n}"
-    draw_reliability(folder / "figures" / "reliability.png", found.bins, caption)
+    with session.drawing("the reliability diagram"):
+        draw_reliability(folder / "figures" / "reliability.png", found.bins, caption)
     parts = ["# Samples\n\nThe first held-out answers, with the rewards they were given after training.\n"]
     given = iter(found.rewards)
     for number, row in enumerate(rows[:SHOWN], start=1):

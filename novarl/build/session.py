@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -260,6 +261,14 @@ class Session:
         if written:
             self.saved_order = self.order
         return written
+
+    @contextmanager
+    def drawing(self, what: str) -> Iterator[None]:
+        """Where a picture of the run is made: without it the run has still ended well, and the reason is said."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a plot wants
+            self.bus.event("alert", message=f"{what} could not be drawn ({type(error).__name__}: {error})")
 
     def summarize(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Write summary.json: what every run leaves, however it ended."""

@@ -39,10 +39,7 @@ def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
     paths |= {"events": folder / "events.jsonl", "tensorboard": folder / "tb", "checkpoints": folder / "checkpoints"}
     paths["model"] = folder / "checkpoints" / "latest" / "model"
     paths |= {"samples": folder / "samples.md", "rollouts": folder / "rollouts", "front": folder / "front.json"}
-    try:
+    with session.drawing("the curves"):
         draw(folder)
-    except Exception as error:  # noqa: BLE001 - whatever a plot wants, a run that has ended is not a failed one
-        message = f"the curves could not be drawn ({type(error).__name__}: {error}); metrics.jsonl has their numbers"
-        session.bus.event("alert", message=message)
     paths["figures"] = folder / "figures"
     return session.summarize({**entries, "paths": {name: str(path) for name, path in paths.items() if path.exists()}})

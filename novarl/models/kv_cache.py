@@ -75,8 +75,9 @@ class KVCache:
 
     def _fit(self, capacity: int) -> None:
         """Settle `capacity`, for so many slots at least, and the slots of a slab."""
-        self._width = capacity if self.slab is None else min(self.slab, round_up(max(1, capacity), STEP))
-        self.capacity = capacity if self.slab is None else round_up(capacity, self._width)
+        least = max(1, capacity)
+        self._width = least if self.slab is None else min(self.slab, round_up(least, STEP))
+        self.capacity = round_up(capacity, self._width)
 
     def extent(self, length: int) -> int:
         """How many slots attention should read for rows of up to `length` tokens, so that no row's bits depend on it:
@@ -159,8 +160,7 @@ class KVCache:
     def _zeros(self, like: Tensor) -> Tensor:
         """Room for keys or values of which `like` [B, Hkv, L, Dh] are some."""
         # Zeros, not empty memory: a masked slot is multiplied by probability 0, and 0 times a stray NaN is NaN.
-        slabs = self.capacity // self._width if self.capacity else 0
-        shape = (slabs, self.rows, like.shape[1], self._width, like.shape[3])
+        shape = (self.capacity // self._width, self.rows, like.shape[1], self._width, like.shape[3])
         size = math.prod(shape) * self.dtype.itemsize
         if like.device.type != "cpu" or size < MAPPED:
             return torch.zeros(shape, dtype=self.dtype, device=like.device)

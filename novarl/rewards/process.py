@@ -6,8 +6,9 @@ starts a fresh one. Nothing here blocks the event loop: the waiting is done in o
 
 A function that hangs on every call must not cost its limit again and again. So where the first call of a batch is
 slower than any before it, a second worker tries the batch's last call beside it. If both run past their limit the
-rest of the batch is given up, after one limit and not many; if either answers the function is slow, not stuck, and
-nobody is failed for another's sake.
+rest of the batch is given up, after one limit and not many; if either answers the function is slow, not stuck. Then
+calls that hang fail alone, unless as many as `MOST_HANGS` do so in a row: those are taken from different parts of the
+batch, so that it is not one prompt that they share.
 
 With several `workers` the calls of a batch go to them in turn, each with its own copy of the file: a function that
 waits (for a server, a compiler) then waits for many calls at a time. Batches may be given while others are under way:

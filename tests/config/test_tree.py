@@ -13,6 +13,7 @@ from novarl.config.load import fill, load, to_dict, to_yaml
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import TREES, EvalConfig, RLConfig, SampleConfig, SFTConfig
 from novarl.core.errors import NovaError
+from novarl.rewards.user_file import DEFAULT_NAME
 
 SMALLEST: dict[type[Config], list[str]] = {
     RLConfig: ["task=sort"],
@@ -74,7 +75,7 @@ def test_what_is_written_is_read_back(tree: type[Config], suffix: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("reward", "name"), [("folder.d/a.py", "reward_fn"), ("folder.d/a.py:b", "b"), ("length", "length")]
+    ("reward", "name"), [("folder.d/a.py", DEFAULT_NAME), ("folder.d/a.py:b", "b"), ("length", "length")]
 )
 def test_a_reward_has_a_name_that_can_be_read_back(reward: str, name: str, tmp_path: Path) -> None:
     config = load(RLConfig, overrides=["task=sort", f"reward={reward}"])

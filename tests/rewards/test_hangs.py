@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from novarl.rewards import process as module
+from novarl.rewards import lane, process as module
 from novarl.rewards.process import MOST_HANGS, UserProcess
 from novarl.rewards.verdict import Failure
 
@@ -143,10 +143,15 @@ def test_answers_to_one_prompt_that_hang_cost_no_other(write: Any, workers: int 
         process.close()
 
 
-def test_an_async_function_that_keeps_everything_to_itself(called) -> None:
-    """It answers neither a question nor in time, for a while; those beside it have their time after it."""
+def test_an_async_function_that_answers_no_question_for_a_while(called, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    monkeypatch.setattr(lane, "GRACE", 0.05)
     assert called("hold", *range(3), limit=20.0)[0] == [0, 1, 2]
-    assert called("block", *range(8))[0] == list(range(8))
+
+
+def test_async_calls_that_block_one_another_have_their_time_each(called) -> None:
+    results, seconds = called("block", *range(10))
+    assert results == list(range(10)) and seconds > 1.9, "longer in all than one may take"
 
 
 def test_a_function_known_to_be_slow_is_not_tried_twice(called, tmp_path: Path) -> None:

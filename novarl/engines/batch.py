@@ -1,4 +1,9 @@
-"""The rows being decoded: one step for all of them, with arrivals before it and departures after it."""
+"""The requests being decoded: one step for all of them, with arrivals before it and departures after it.
+
+Requests with one prompt that have sampled the same tokens so far are one branch, and a branch is one row of what is
+computed: it is fed once, its logits serve all its requests, and it forks where they choose unlike tokens. Each request
+chooses by its own noise, so nothing that is sampled depends on it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,8 @@ _SHORT = 96
 """Rows with up to this many tokens are read together, those with up to twice as many, and so on: in each run of rows
 attention reads as many slots as the longest needs, and each run costs some launches."""
 
-_STATE = np.dtype([("length", np.int64), ("count", np.int64), ("limit", np.int64), ("last", np.int64)])
+_BRANCH = np.dtype([("length", np.int64), ("last", np.int64)])
+_STATE = np.dtype([("branch", np.int64), ("count", np.int64), ("limit", np.int64), ("slot", np.int64)])
 _SAMPLED = np.dtype([("token", np.int64), ("logp", np.float32), ("kept_logmass", np.float32), ("version", np.int64)])
 
 _FIRST_SLOTS = 512
@@ -37,7 +43,7 @@ _FIRST_COLUMNS = 64
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a row has that is no counter: its request, its random stream, and how it stops, where eos is not all."""
+    """What a request has that is no counter: its random stream, and how it stops, where eos is not all."""
 
     request: Request
     stream: int
@@ -47,10 +53,11 @@ class Row:
 class Batch:
     """Up to `max_batch` requests decoded side by side.
 
-    Active rows are always rows 0 .. size - 1, long ones before short ones so that attention need not read for all what
-    the longest needs: arrivals are appended, and rows move when others have ended or they have outgrown their size,
-    which costs a copy of them and nothing per step. Counters and what was sampled live in arrays, one
-    entry a row (`length` counts the prompt too, `last` is the token to feed next), and become tuples when a row ends.
+    Branches are always rows 0 .. branches - 1 of the cache, long ones before short ones so that attention need not read
+    for all what the longest needs: arrivals are appended, and rows move when others have ended or they have outgrown
+    their size, which costs a copy of them and nothing per step. Counters live in arrays: for each branch `length` (the
+    prompt's too) and `last`, the token to feed next; for each request, in the order of branches, what it has sampled so
+    far is row `slot` of another array, and becomes tuples when it ends.
     """
 
     def __init__(self, runner: ModelRunner, decode: Decode, *, max_batch: int, eos_ids: Sequence[int]) -> None:
@@ -59,10 +66,13 @@ class Batch:
         rows = round_up(max_batch, ROWS)
         self._cache = runner.new_cache()
         self._rows: list[Row] = []
-        self._state = np.zeros(rows, _STATE)
+        self._state = np.zeros(0, _STATE)
+        self._branches = np.zeros(0, _BRANCH)
         self._sampled = np.zeros((rows, _FIRST_COLUMNS), _SAMPLED)
+        self._slots = np.arange(rows)
         self._places = np.zeros(0, np.int64)
-        self._regroup()
+        self._parameters = Parameters.of([], [], runner.device)
+        self._watched: list[int] = []
 
     @property
     def free(self) -> int:
@@ -80,24 +90,32 @@ class Batch:
         Returns the requests that ended with it. `version` is that of the weights, written beside each token.
         """
         # Decoding goes first: the rows that pad it to a multiple of ROWS are those that arrivals will overwrite.
-        logits = [self._decode_rows()] if self._rows else []
+        logits = [self._decode_branches()] if self._rows else []
         if arrivals:
             self._add(arrivals)
-            self._regroup()
-            logits += [prefill.logits.expand(len(requests), -1) for requests, prefill in arrivals]
-        position = torch.from_numpy(self._state["length"][: len(self)]).to(self._runner.device)
+            streams, samplings = [row.stream for row in self._rows], [row.request.sampling for row in self._rows]
+            self._parameters = Parameters.of(streams, samplings, self._runner.device)
+            self._watch()
+            logits += [prefill.logits[None] for _, prefill in arrivals]
         every = logits[0] if len(logits) == 1 else torch.cat(logits)  # which copies even one
+        branch, device = self._state["branch"], self._runner.device
+        if len(branch) > len(every):
+            every = every[torch.from_numpy(branch).to(device)]
+        position = torch.from_numpy(self._branches["length"][branch]).to(device)
         return self._accept(choose(every, self._parameters, position), version)
 
     def drop_cancelled(self) -> None:
-        """Let go of the rows whose requests nobody waits for any more."""
-        self._keep([index for index, row in enumerate(self._rows) if not row.request.future.done()])
+        """Let go of the requests that nobody waits for any more."""
+        waited_for = np.array([not row.request.future.done() for row in self._rows], bool)
+        self._keep(np.flatnonzero(waited_for), self._branches["last"][self._state["branch"]])
 
-    def _decode_rows(self) -> Tensor:
-        """Logits [size, V] after feeding every row's last token. Rows that only pad feed slot 0 of an idle row."""
-        size, width = len(self), round_up(len(self), ROWS)
+    def _decode_branches(self) -> Tensor:
+        """Logits [branches, V] after feeding every branch's last token. Rows that only pad feed slot 0 of an idle
+        row."""
+        size = len(self._branches)
+        width = round_up(size, ROWS)
         tokens, slots = np.full(width, self._runner.pad_id, np.int64), np.zeros(width, np.int64)
-        tokens[:size], slots[:size] = self._state["last"][:size], self._state["length"][:size] - 1
+        tokens[:size], slots[:size] = self._branches["last"], self._branches["length"] - 1
         segments = self._segments(width)
         self._cache.reserve(max(slots for _, _, slots in segments), held=size)
         device = self._runner.device
@@ -105,57 +123,58 @@ class Batch:
         return self._runner.decode(fed, at, self._cache, segments)[:size]
 
     def _make_room(self, arriving: int) -> None:
-        """Rows of the cache for so many more, twice as many as before or all that there may be."""
+        """Rows of the cache for so many more requests, if each comes to a branch of its own: twice as many as before or
+        all that there may be."""
         needed = round_up(len(self) + arriving, ROWS)
         if needed > self._cache.rows:
             rows = min(round_up(self._max_batch, ROWS), max(needed, 2 * self._cache.rows))
-            self._cache.reserve(0, rows=rows, held=len(self))
+            self._cache.reserve(0, rows=rows, held=len(self._branches))
 
     def _add(self, arrivals: Sequence[tuple[Sequence[Request], Prefill]]) -> None:
-        """Give each request a row that holds its prompt."""
-        held = len(self)
+        """Give the requests of each prompt a branch that holds it."""
+        first = len(self._branches)
         self._make_room(sum(len(requests) for requests, _ in arrivals))
+        state: list[tuple[int, int, int, int]] = []
         copies: dict[KVCache, list[tuple[int, Prefill]]] = defaultdict(list)
-        slots = 0
-        for requests, prefill in arrivals:
+        room = 0
+        for branch, (requests, prefill) in enumerate(arrivals, first):
             length = len(prefill.prompt)
             longest = self._cache.extent(length + max(request.limit for request in requests))
-            slots = max(slots, min(longest, _FIRST_SLOTS), self._cache.extent(length + 1))
+            room = max(room, min(longest, _FIRST_SLOTS), self._cache.extent(length + 1))
+            copies[prefill.cache].append((branch, prefill))
             for request in requests:
-                copies[prefill.cache].append((len(self), prefill))
                 sampling = request.sampling
                 own_rule = sampling.stop or sampling.stop_tokens
                 stops = StopRule(sampling.stop_tokens, sampling.stop, self._decode) if own_rule else None
-                self._state[len(self)] = (length, 0, request.limit, 0)
+                state.append((branch, 0, request.limit, int(self._slots[len(self._rows)])))
                 self._rows.append(Row(request, derive(sampling.seed, request.key), stops))
-        self._cache.reserve(slots, held=held)
+        self._state = np.concatenate([self._state, np.array(state, _STATE)])
+        lengths = [(len(prefill.prompt), 0) for _, prefill in arrivals]
+        self._branches = np.concatenate([self._branches, np.array(lengths, _BRANCH)])
+        self._cache.reserve(room, held=first)
         for cache, pairs in copies.items():
             # What lies beyond a shorter prompt comes along: finite, and hidden until it is overwritten.
             longest = max(len(prefill.prompt) for _, prefill in pairs)
             rows, origins = [row for row, _ in pairs], [prefill.row for _, prefill in pairs]
             self._cache.insert(rows, cache, origins, length=longest)
 
-    def _regroup(self) -> None:
-        """What is worked out once for each set of rows, not at each step."""
-        streams, samplings = [row.stream for row in self._rows], [row.request.sampling for row in self._rows]
-        self._parameters = Parameters.of(streams, samplings, self._runner.device)
+    def _watch(self) -> None:
+        """Which requests have a rule of their own to stop."""
         self._watched = [index for index, row in enumerate(self._rows) if row.stops is not None]
 
     def _accept(self, choice: Choice, version: int) -> list[tuple[Request, Completion]]:
-        """Record one chosen token a row, and let the rows that end with it go."""
-        size = len(self)
-        state = self._state[:size]
+        """Record one chosen token a request, and let the requests that end with it go."""
+        state = self._state
         tokens, logp = choice.token.cpu().numpy(), choice.logp.cpu().numpy()
         if not np.isfinite(logp).all():
             raise NovaError("the model's logits are not finite", where="sampling", fix="the weights have diverged")
         if state["count"].max() == self._sampled.shape[1]:
             self._sampled = np.concatenate([self._sampled, np.zeros_like(self._sampled)], axis=1)
-        here = np.arange(size), state["count"]
+        here = state["slot"], state["count"]
         self._sampled["token"][here], self._sampled["logp"][here] = tokens, logp
         self._sampled["kept_logmass"][here], self._sampled["version"][here] = choice.kept_logmass.cpu().numpy(), version
-        state["last"] = tokens
-        state["length"] += 1
         state["count"] += 1
+        self._branches["length"] += 1
 
         stopped = (tokens[:, None] == self._eos_ids).any(1)
         for index in self._watched:
@@ -166,12 +185,15 @@ class Batch:
             (self._rows[index].request, self._completion(index, bool(stopped[index])))
             for index in np.flatnonzero(ended).tolist()
         ]
-        if finished or len(self._places) != size or (self._sizes(state["length"]) != self._places).any():
-            self._keep(np.flatnonzero(~ended))
+        alone = len(self._branches) == len(state) == len(self._places)
+        if alone and not finished and (self._sizes(self._branches["length"]) == self._places).all():
+            self._branches["last"] = tokens
+        else:
+            self._keep(np.flatnonzero(~ended), tokens)
         return finished
 
-    def _completion(self, row: int, stopped: bool) -> Completion:
-        sampled = self._sampled[row, : self._state["count"][row]]
+    def _completion(self, index: int, stopped: bool) -> Completion:
+        sampled = self._sampled[self._state["slot"][index], : self._state["count"][index]]
         columns = {name: tuple(sampled[name].tolist()) for name in ("token", "logp", "kept_logmass", "version")}
         return Completion(
             tokens=columns["token"],
@@ -181,22 +203,40 @@ class Batch:
             finish_reason="stop" if stopped else "length",
         )
 
-    def _keep(self, staying: Sequence[int] | NDArray[np.int64]) -> None:
-        """Rows `staying` become rows 0 .. n - 1, the longest sizes first; who is in a place of its size stays there."""
-        lengths, old = self._state["length"], np.asarray(staying, np.int64)
-        sizes = self._sizes(lengths[old])
+    def _keep(self, staying: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        """Requests `staying` stay, those of one branch together as far as they have the same of `tokens`."""
+        state = self._state[staying]
+        chosen = state["branch"] * self._runner.vocabulary + tokens[staying]
+        _, first, branch = np.unique(chosen, return_index=True, return_inverse=True)
+        parents = state["branch"][first]
+        places = self._settle(parents)
+        branches = np.empty(len(parents), _BRANCH)
+        branches["length"][places], branches["last"][places] = self._branches["length"][parents], tokens[staying][first]
+        self._branches = branches
+        state["branch"] = places[branch]
+        order = np.argsort(state["branch"], kind="stable")
+        self._state = state[order]
+        self._slots = np.concatenate([self._state["slot"], _others(self._state["slot"], len(self._slots))])
+        self._rows = [self._rows[index] for index in staying[order].tolist()]
+        self._parameters = self._parameters.of_rows(torch.from_numpy(staying[order]).to(self._runner.device))
+        self._watch()
+
+    def _settle(self, parents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where branches go that are now in rows `parents` (rising): to rows 0 .. n - 1, the longest sizes first. One that is in
+        a place of its size stays there; for another from the same row, it is copied."""
+        lengths = self._branches["length"][parents]
+        sizes = self._sizes(lengths)
         self._places = -np.sort(-sizes)
-        settled = old < len(old)
-        settled[settled] = self._places[old[settled]] == sizes[settled]
-        places = np.setdiff1d(np.arange(len(old)), old[settled], assume_unique=True)
-        movers = old[~settled][np.argsort(-sizes[~settled], kind="stable")]
+        settled = parents < len(parents)
+        settled[1:] &= parents[1:] != parents[:-1]
+        settled[settled] = self._places[parents[settled]] == sizes[settled]
+        places = parents.copy()
+        movers = np.flatnonzero(~settled)
         if len(movers):
-            self._cache.move(places.tolist(), movers.tolist(), int(lengths[movers].max()))
-            self._state[places], self._sampled[places] = self._state[movers], self._sampled[movers]
-            for place, row in zip(places, [self._rows[mover] for mover in movers], strict=True):
-                self._rows[place] = row
-        del self._rows[len(old) :]
-        self._regroup()
+            movers = movers[np.argsort(-sizes[movers], kind="stable")]
+            places[movers] = _others(parents[settled], len(parents))
+            self._cache.move(places[movers].tolist(), parents[movers].tolist(), int(lengths[movers].max()))
+        return places
 
     def _sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """0 for rows of up to _SHORT tokens, 1 for those of up to twice as many, and so on; in a cache that is cut into
@@ -210,7 +250,14 @@ class Batch:
     def _segments(self, width: int) -> list[Segment]:
         """The runs of rows of a size in rows 0 .. width - 1; those that pad go with the last."""
         starts = [0, *(np.flatnonzero(np.diff(self._places)) + 1).tolist()]
-        lengths = self._state["length"]
-        ends = [*starts[1:], len(self)]
+        lengths = self._branches["length"]
+        ends = [*starts[1:], len(lengths)]
         slots = [self._cache.extent(int(lengths[start:end].max())) for start, end in zip(starts, ends, strict=True)]
         return list(zip(starts, [*starts[1:], width], slots, strict=True))
+
+
+def _others(places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Of 0 .. count - 1 those that are not among `places`."""
+    free = np.ones(count, bool)
+    free[places] = False
+    return np.flatnonzero(free)

@@ -26,6 +26,7 @@ from novarl.models.decode import LeanDecoder, Segment, is_plain
 from novarl.models.forward import autocast, backbone, head
 from novarl.models.kv_cache import KVCache, attention_mask, extent, round_up
 from novarl.models.matrices import PackedMatrix
+from novarl.models.prefix import common_length
 
 ROWS = 4
 """Matrix products get a multiple of this many rows: from 4 on, in steps of 4, a row's product has the same bits."""
@@ -302,7 +303,7 @@ def _leaders(
     for index in sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True):
         prompt = prompts[index]
         others = starting[prompt[:SHARED]]
-        shared = [min(_common(prompt, other), len(prompt) - 1) for other, _ in others]
+        shared = [min(common_length(prompt, other), len(prompt) - 1) for other, _ in others]
         if max(shared, default=0) >= SHARED:
             best = shared.index(max(shared))
             after[index] = (others[best][1], shared[best])
@@ -310,11 +311,6 @@ def _leaders(
             first.append(index)
             others.append((prompt, index))
     return first, after
-
-
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens two prompts begin with together."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _alike(indices: Iterable[int], length: Callable[[int], int]) -> Iterator[list[int]]:

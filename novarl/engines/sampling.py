@@ -63,6 +63,11 @@ class Parameters:
             truncates=any(s.truncates and s.temperature > 0 for s in samplings),
         )
 
+    def of_rows(self, rows: Tensor) -> Parameters:
+        """Those of some rows (int64), with what is known of all of them."""
+        columns = (column[rows] for column in (self.stream, self.temperature, self.top_k, self.top_p, self.min_p))
+        return Parameters(*columns, self.greedy, self.sampled, self.truncates)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

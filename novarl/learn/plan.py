@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from novarl.core.types import Batch
 from novarl.data.pack import microbatches, partition, select
 from novarl.distributed.ranks import Ranks
-from novarl.models.prefix import common_beginnings, groups_of
+from novarl.models.prefix import Group, find_groups, unique_places
 
 
 def trajectory_of_tokens(batch: Batch) -> Tensor:
@@ -28,19 +29,33 @@ def per_trajectory(batch: Batch, per_token: Tensor) -> Tensor:
     return chosen.new_zeros(batch.reward.numel()).index_add(0, trajectory_of_tokens(batch), chosen)
 
 
+FEW = 256
+"""Fewer computed tokens than these are not set apart: micro-batches of their own would not pay."""
+
+
 def plan(batch: Batch, ranks: Ranks, budget: int, *, apart: Tensor | None = None) -> list[list[int]]:
     """This rank's micro-batches, as lists of trajectories of at most `budget` tokens each.
 
     What counts are the tokens that are computed: neighbours that begin alike stay together, and what they share counts
     once (`models.prefix`), unless together they exceed the budget or one rank's part of the work. Trajectories without
     a trained token (baselines, failed ones) cost nothing and are left out. Those of `apart` [R] bool come last, in
-    micro-batches of their own.
+    micro-batches of their own, unless they are but FEW tokens.
     """
     chosen = torch.zeros(batch.reward.numel(), dtype=torch.bool)
     chosen[trajectory_of_tokens(batch)[batch.mask]] = True
-    if apart is None:
-        return _plan(batch, chosen, ranks, budget)
-    return _plan(batch, chosen & ~apart, ranks, budget) + _plan(batch, chosen & apart, ranks, budget)
+    if apart is not None and _computed(batch, chosen & apart) >= FEW:
+        return _plan(batch, chosen & ~apart, ranks, budget) + _plan(batch, chosen & apart, ranks, budget)
+    return _plan(batch, chosen, ranks, budget)
+
+
+def _computed(batch: Batch, chosen: Tensor) -> int:
+    """How many tokens trajectories compute."""
+    part, _ = select(batch, chosen.nonzero().flatten().tolist())
+    return sum(group.tokens for group in _groups(part))
+
+
+def _groups(batch: Batch) -> list[Group]:
+    return find_groups(batch.tokens, batch.position_ids, batch.cu_seqlens.diff().tolist())
 
 
 def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int) -> list[list[int]]:
@@ -48,7 +63,10 @@ def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int) -> list[list[
     if not wanted:
         return []
     part = batch if len(wanted) == chosen.numel() else select(batch, wanted)[0]
-    units = _units(part, ranks.size, budget)
+    groups = _groups(part)
+    if ranks.size == 1 and sum(group.tokens for group in groups) <= budget:
+        return [wanted]
+    units = _units(part, groups, ranks.size, budget)
     sizes = [size for _, size in units]
     mine = partition(sizes, ranks.size)[ranks.rank]
     return [
@@ -57,39 +75,30 @@ def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int) -> list[list[
     ]
 
 
-def _units(batch: Batch, ranks: int, budget: int) -> list[tuple[list[int], int]]:
+def _units(batch: Batch, groups: list[Group], ranks: int, budget: int) -> list[tuple[list[int], int]]:
     """What stays together: runs of trajectories, and how many tokens each computes."""
-    lengths: list[int] = batch.cu_seqlens.diff().tolist()
-    common = common_beginnings(batch.tokens, batch.position_ids, lengths)
-    ranges = groups_of(common, lengths)
-    group = [number for number, members in enumerate(ranges) for _ in members]
-    shared = [min(common[members[0] : members[-1]], default=0) for members in ranges]
+    group = [number for number, found in enumerate(groups) for _ in range(found.members)]
+    kept, spread = (index.tolist() for index in unique_places(groups, torch.device("cpu")))
+    places = [spread[begin:end] for begin, end in pairwise(batch.cu_seqlens.tolist())]
     sequences: dict[int, list[int]] = {}
     for sequence, trajectory in enumerate(batch.traj.tolist()):
         sequences.setdefault(trajectory, []).append(sequence)
-    total = sum(lengths) - sum((len(members) - 1) * size for members, size in zip(ranges, shared, strict=True))
-    most = min(budget, -(-total // ranks))
+    most = min(budget, -(-len(kept) // ranks))
     units: list[tuple[list[int], int]] = []
     open_groups: set[int] = set()
+    known: set[int] = set()
     for trajectory, mine in sequences.items():
+        computed = set[int]().union(*(places[sequence] for sequence in mine))
         begun = group[mine[0]] in open_groups
-        more = _cost(mine, lengths, group, shared, set(open_groups) if begun else set())
+        more = len(computed - known)
         if begun and units[-1][1] + more <= most:
             units[-1] = ([*units[-1][0], trajectory], units[-1][1] + more)
-            open_groups.update(group[sequence] for sequence in mine)
         else:
-            units.append(([trajectory], _cost(mine, lengths, group, shared, set())))
-            open_groups = {group[sequence] for sequence in mine}
+            units.append(([trajectory], len(computed)))
+            open_groups, known = set(), set()
+        open_groups.update(group[sequence] for sequence in mine)
+        known |= computed
     return units
-
-
-def _cost(mine: list[int], lengths: list[int], group: list[int], shared: list[int], known: set[int]) -> int:
-    """The tokens that sequences compute beside what is `known`, the beginnings of groups; adds theirs to it."""
-    cost = 0
-    for sequence in mine:
-        cost += lengths[sequence] - (shared[group[sequence]] if group[sequence] in known else 0)
-        known.add(group[sequence])
-    return cost
 
 
 def piece(batch: Batch, trajectories: list[int], device: torch.device) -> tuple[Batch, Tensor]:

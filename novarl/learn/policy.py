@@ -26,9 +26,6 @@ from novarl.learn.plan import per_trajectory, piece, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import predicted
 
-FEW = 256
-"""Fewer tokens at rest than these learn along with the others."""
-
 PROBE_SHARE, PROBE_LEAST, PROBE_MOST = 1 / 32, 64, 256
 """The share of a minibatch's trained tokens on which an update's own move is measured, so that looking costs about a
 hundredth of learning; the fewest of them, and the most. A guard measures all of them."""
@@ -115,14 +112,13 @@ class PolicyLearner:
 
     def _at_rest(self, batch: Batch, advantage: Tensor) -> Tensor | None:
         """The trajectories [R] that have no gradient, such as a group whose answers are all right: they are only looked
-        at, which is a third of the work. None where they have fewer than FEW tokens, for which forward passes of their
-        own would not pay, or where something else than advantages counts."""
+        at, which is a third of the work. None where something else than advantages counts."""
         if not self._follows_advantage:
             return None
         owner = trajectory_of_tokens(batch)
         rests = torch.ones(batch.reward.numel(), dtype=torch.bool)
         rests[owner[batch.mask & (advantage != 0)]] = False
-        return rests if int(rests[owner[batch.mask]].sum()) >= FEW else None
+        return rests
 
     def _backward(
         self, part: Batch, index: Tensor, *, weight: Tensor, scores: Scores, credit: Credit, ledger: Ledger

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import accumulate, groupby, islice, pairwise
+from itertools import accumulate, chain, compress, groupby, islice, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -38,8 +38,8 @@ CUT = 256
 blocks of 512 keys; with fewer queries at a time, each piece over the keys up to its end, less of it is hidden."""
 
 
-Placed = tuple[range, tuple[range, ...]]
-"""A sequence of a call: where the tokens before its own lie, and where its own."""
+Placed = tuple[range, list[int]]
+"""A sequence of a call: where the tokens before its own lie, and where its own, some of which may be another's, too."""
 
 
 class _Kind(Enum):
@@ -163,70 +163,64 @@ def past(queries: int, keys: int, device: torch.device) -> Tensor:
 
 
 def _kind(group: Group) -> _Kind:
-    if group.prefix + max(group.rests, default=0) <= SHORT:
+    if group.prefix + max((rest.length for rest in group.rests), default=0) <= SHORT:
         return _Kind.SHORT
     return _Kind.SHARED if group.rests else _Kind.ALONE
 
 
 def _short(groups: Sequence[Group], device: torch.device) -> Gathered:
     """One call for all, each sequence with its own copy of what it shares."""
-    nothing = range(0)
-    every: list[Placed] = [
-        (nothing, (prefix, rest)) for prefix, rests in _places(groups) for rest in rests or [nothing]
-    ]
+    every: list[Placed] = []
+    for prefix, rests in _places(groups):
+        every += ((range(0), [*prefix, *rest]) for rest in rests or [[]])
     return _gathered([(every, 0)], groups, device)
 
 
 def _shared(groups: Sequence[Group], unread: Sequence[int], device: torch.device) -> Gathered:
     """Prefixes see themselves, rests see their prefix and themselves: those that see as much and are about as long
-    together."""
+    together. What rests share of themselves each has for itself here, which costs less than a call for each fork."""
     calls: list[tuple[list[Placed], int]] = []
-    behind: dict[int, list[tuple[range, range]]] = defaultdict(list)
+    behind: dict[int, list[Placed]] = defaultdict(list)
     places = _places(groups)
     for prefix, rests in places:
         behind[len(prefix)] += ((prefix, rest) for rest in rests)
     for members in _calls(0, [len(prefix) for prefix, _ in places], device):
-        alike: list[Placed] = [(range(0), (places[member][0],)) for member in members]
+        alike: list[Placed] = [(range(0), list(places[member][0])) for member in members]
         calls.append((alike, min(unread[member] for member in members)))
     for before, every in behind.items():
         for members in _calls(before, [len(rest) for _, rest in every], device):
-            calls.append(([(every[member][0], (every[member][1],)) for member in members], 0))
+            calls.append(([every[member] for member in members], 0))
     return _gathered(calls, groups, device)
 
 
-def _places(groups: Sequence[Group]) -> list[tuple[range, list[range]]]:
-    """Where the prefix and the rests of each group lie."""
+def _places(groups: Sequence[Group]) -> list[tuple[range, list[list[int]]]]:
+    """Where the prefix and the rests of each group lie, without rests that are all in another."""
     found, begin = [], 0
-    for prefix, rests in groups:
-        bounds = [*accumulate(rests, initial=begin + prefix)]
-        found.append((range(begin, begin + prefix), [range(*pair) for pair in pairwise(bounds)]))
-        begin = bounds[-1]
+    for group in groups:
+        rests = compress(group.places(begin), group.whole())
+        found.append((range(begin, begin + group.prefix), list(rests)))
+        begin += group.tokens
     return found
 
 
 def _gathered(calls: Sequence[tuple[Sequence[Placed], int]], groups: Sequence[Group], device: torch.device) -> Gathered:
     """The step of calls, each given by its sequences (the tokens before, the same number in all, and its own) and how
-    many tokens at their beginning nobody reads."""
+    many tokens at their beginning nobody reads. What several have is taken from the last."""
     tokens = sum(group.tokens for group in groups)
-    lengths = [[sum(map(len, own)) for _, own in sequences] for sequences, _ in calls]
-    made = [
-        Call(len(found), max(found), len(sequences[0][0]) + max(found), unread)
-        for found, (sequences, unread) in zip(lengths, calls, strict=True)
-    ]
-    count = np.arange(max(tokens, sum(call.sequences * call.queries for call in made)))
-    queries, keys, order, at = [], [], np.empty(tokens, np.int64), 0
-    for call, (sequences, _), found in zip(made, calls, lengths, strict=True):
-        for (before, own), length in zip(sequences, found, strict=True):
-            row, begin = [count[part.start : part.stop] for part in own], at
-            for part in own:
-                order[part.start : part.stop] = count[begin : begin + len(part)]
-                begin += len(part)
-            at += call.queries
-            row.append(np.zeros(call.queries - length, np.int64))
-            queries += row
-            keys += [count[before.start : before.stop], *row]
-    index = (torch.from_numpy(places).to(device) for places in (np.concatenate(queries), np.concatenate(keys), order))
-    return Gathered(tokens, tuple(made), *index)
+    queries: list[Sequence[int]] = []
+    keys: list[Sequence[int]] = []
+    order, made, at = np.empty(tokens, np.int64), [], 0
+    for sequences, unread in calls:
+        widest = max(len(own) for _, own in sequences)
+        made.append(Call(len(sequences), widest, len(sequences[0][0]) + widest, unread))
+        for before, own in sequences:
+            order[own] = np.arange(at, at + len(own))
+            at += widest
+            row = own + [0] * (widest - len(own))
+            queries.append(row)
+            keys += [before, row]
+    index = (np.fromiter(chain.from_iterable(places), np.int64) for places in (queries, keys))
+    return Gathered(tokens, tuple(made), *(torch.from_numpy(places).to(device) for places in (*index, order)))
 
 
 def _calls(before: int, lengths: Sequence[int], device: torch.device) -> list[list[int]]:
@@ -253,19 +247,21 @@ def _calls(before: int, lengths: Sequence[int], device: torch.device) -> list[li
 
 
 def _ragged(groups: Sequence[Group], device: torch.device) -> Ragged:
-    """The pieces of `groups`: each prefix over itself, each rest over its prefix and itself."""
+    """The pieces of `groups`: each prefix over itself, of each rest what it does not share over its prefix and all of
+    itself."""
     keys: list[int] = []
     queries, seen, begin = [0], [0], 0
-    for prefix, rests in groups:
-        here = begin
-        for rest in (prefix, *rests):
-            if rest:
-                first = here == begin
-                keys += [*(() if first else range(begin, begin + prefix)), *range(here, here + rest)]
-                queries.append(queries[-1] + rest)
+    for group in groups:
+        prefix = range(begin, begin + group.prefix)
+        pieces = [(group.prefix, prefix)]
+        for rest, places in zip(group.rests, group.places(begin), strict=True):
+            pieces.append((rest.length - rest.shared, [*prefix, *places]))
+        for own, visible in pieces:
+            if own:
+                keys += visible
+                queries.append(queries[-1] + own)
                 seen.append(len(keys))
-                here += rest
-        begin = here
+        begin += group.tokens
     query_bounds, key_bounds = (torch.tensor(bounds, dtype=torch.int32) for bounds in (queries, seen))
     longest = [int(bounds.diff().max()) for bounds in (query_bounds, key_bounds)]
     index = torch.tensor(keys, dtype=torch.int64)

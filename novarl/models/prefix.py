@@ -2,8 +2,9 @@
 
 The samples of one prompt, the two answers of a preference pair, the turns of a rewritten conversation: packed in order,
 they are neighbours that begin alike. What a causal model computes for a token follows from the tokens and positions up
-to it, so the common beginning is computed once, each rest after it, and the hidden states are handed to every sequence
-that shares them. The gradient is that of the whole sequences: handing out adds up on the way back.
+to it, so what sequences begin with is computed once: the prefix of a whole group, then what some of its rests begin
+with, down to answers that are equal to their end. The hidden states are handed to every sequence that shares them. The
+gradient is that of the whole sequences: handing out adds up on the way back.
 
 All of it is a pure function of the tokens, positions and bounds; nobody has to say what is shared.
 """
@@ -11,7 +12,7 @@ All of it is a pure function of the tokens, positions and bounds; nobody has to 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 import torch
@@ -24,19 +25,50 @@ MOST = 64
 """The most sequences of one group: looking further back costs more than it finds."""
 
 
+class Rest(NamedTuple):
+    """What a sequence has after its group's prefix: how many tokens, and how many of them the rest before it begins
+    with, too. `member`: which of the group's sequences it is, in the order of the flat axis."""
+
+    member: int
+    length: int
+    shared: int = 0
+
+
 class Group(NamedTuple):
-    """Neighbouring sequences: the tokens that all of them begin with, and how many more each has.
+    """Neighbouring sequences: the tokens that all of them begin with, and what else each has. Rests that begin alike
+    follow one another.
 
     A sequence that shares nothing is a group of its own: `prefix` is its length, `rests` is empty.
     """
 
     prefix: int
-    rests: tuple[int, ...] = ()
+    rests: tuple[Rest, ...] = ()
 
     @property
     def tokens(self) -> int:
         """How many tokens are computed."""
-        return self.prefix + sum(self.rests)
+        return self.prefix + sum(rest.length - rest.shared for rest in self.rests)
+
+    @property
+    def members(self) -> int:
+        """How many sequences there are."""
+        return max(1, len(self.rests))
+
+    def places(self, begin: int) -> list[list[int]]:
+        """Where the tokens of each rest lie, if what is computed lies on an axis from `begin` on: the prefix, then of
+        one rest after the other what it does not share."""
+        found: list[list[int]] = []
+        here, last = begin + self.prefix, list[int]()
+        for rest in self.rests:
+            own = rest.length - rest.shared
+            last = [*last[: rest.shared], *range(here, here + own)]
+            found.append(last)
+            here += own
+        return found
+
+    def whole(self) -> list[bool]:
+        """Of each rest whether it is no beginning of the one after it, whose places then are all that it has."""
+        return [*(rest.length > after.shared for rest, after in pairwise(self.rests)), *(True for _ in self.rests[-1:])]
 
 
 def common_beginnings(tokens: Tensor, position_ids: Tensor, lengths: Seq[int]) -> list[int]:
@@ -68,7 +100,8 @@ def groups_of(common: Seq[int], lengths: Seq[int]) -> list[range]:
                 break
             count = end - begin
             saved = best[begin][0] + (count - 1) * shared - TOLL * count
-            choice = max(choice, (saved, begin), key=lambda one: one[0])
+            if saved > choice[0]:
+                choice = saved, begin
         best.append(choice)
     ranges: list[range] = []
     end = len(lengths)
@@ -82,32 +115,55 @@ def groups_of(common: Seq[int], lengths: Seq[int]) -> list[range]:
 def find_groups(tokens: Tensor, position_ids: Tensor, lengths: Seq[int]) -> list[Group]:
     """The groups of sequences of these `lengths` (all positive), packed on the flat axis of `tokens` [N]."""
     common = common_beginnings(tokens, position_ids, lengths)
+    ranges = groups_of(common, lengths)
+    if len(ranges) == len(lengths):
+        return [Group(length) for length in lengths]
+    # Equal numbers are equal tokens at equal positions, both of which are below 2^31.
+    flat = ((position_ids << 32) + tokens).tolist()
+    begins = list(accumulate(lengths, initial=0))
     found: list[Group] = []
-    for members in groups_of(common, lengths):
+    for members in ranges:
         if len(members) == 1:
             found.append(Group(lengths[members[0]]))
             continue
         prefix = min(common[members[0] : members[-1]])
-        found.append(Group(prefix, tuple(lengths[member] - prefix for member in members)))
+        rests = [flat[begins[member] + prefix : begins[member + 1]] for member in members]
+        found.append(Group(prefix, _in_order(rests)))
     return found
 
 
+def _in_order(rests: Seq[list[int]]) -> tuple[Rest, ...]:
+    order = sorted(range(len(rests)), key=rests.__getitem__)
+    shared = [0, *(common_length(rests[one], rests[next_]) for one, next_ in pairwise(order))]
+    return tuple(Rest(member, len(rests[member]), count) for member, count in zip(order, shared, strict=True))
+
+
+def common_length(one: Seq[int], other: Seq[int]) -> int:
+    """With how many numbers two sequences begin together."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 def unique_places(groups: Seq[Group], device: torch.device) -> tuple[Tensor, Tensor]:
-    """(kept [U], spread [N]): `flat[kept]` holds each group's prefix once and then its rests, and `unique[spread]` is
-    the flat axis again."""
-    begins = accumulate((group.tokens for group in groups), initial=0)
-    kept: list[range] = []
-    spread: list[range] = []
-    flat = 0
-    for begin, (prefix, rests) in zip(begins, groups, strict=False):
-        kept.append(range(flat, flat + prefix))
-        here = begin + prefix
-        for rest in rests or (0,):
-            kept.append(range(flat + prefix, flat + prefix + rest))
-            spread += [range(begin, begin + prefix), range(here, here + rest)]
-            flat, here = flat + prefix + rest, here + rest
+    """(kept [U], spread [N]): `flat[kept]` holds what is computed of one group after the other, as `Group.places` says,
+    and `unique[spread]` is the flat axis again."""
+    kept: list[Seq[int]] = []
+    spread: list[Seq[int]] = []
+    begin = flat = 0
+    for group in groups:
+        prefix = range(begin, begin + group.prefix)
+        kept.append(range(flat, flat + group.prefix))
+        by_member = sorted(zip(group.rests, group.places(begin), strict=True))
+        for rest, places in by_member:
+            spread += [prefix, places]
+        if not group.rests:
+            spread.append(prefix)
+        ends = list(accumulate((group.prefix + rest.length for rest, _ in by_member), initial=flat))
+        for rest in group.rests:
+            end = ends[rest.member + 1]
+            kept.append(range(end - rest.length + rest.shared, end))
+        begin, flat = begin + group.tokens, ends[-1] if group.rests else flat + group.prefix
     return _index(kept, device), _index(spread, device)
 
 
-def _index(ranges: Seq[range], device: torch.device) -> Tensor:
+def _index(ranges: Seq[Seq[int]], device: torch.device) -> Tensor:
     return torch.tensor(list(chain.from_iterable(ranges)), dtype=torch.int64).to(device)

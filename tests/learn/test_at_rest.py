@@ -13,7 +13,7 @@ from torch import Tensor
 from novarl.algos import surrogates
 from novarl.core.types import Batch, Credit, Record
 from novarl.distributed.ranks import Ranks
-from novarl.learn import policy
+from novarl.learn import plan as planning
 from novarl.learn.objective import Surrogate
 from novarl.learn.plan import plan, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
@@ -27,7 +27,7 @@ BUDGET = 200
 @pytest.fixture(autouse=True)
 def even_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """These batches are small: one token at rest is enough."""
-    monkeypatch.setattr(policy, "FEW", 1)
+    monkeypatch.setattr(planning, "FEW", 1)
 
 
 def settled(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -100,14 +100,14 @@ def test_where_anything_else_pulls_all_are_learnt_from(terms: dict[str, Any], mo
 def test_a_few_at_rest_learn_along(monkeypatch: pytest.MonkeyPatch) -> None:
     short, said, some = update(monkeypatch, SURROGATES["ppo_clip"])
     batch = sharp_case(torch.float64).batch
-    resting = int(settled(batch)[0][trajectory_of_tokens(batch)[batch.mask]].sum())
-    monkeypatch.setattr(policy, "FEW", resting + 1)
+    resting = planning._computed(batch, settled(batch)[0])
+    monkeypatch.setattr(planning, "FEW", resting + 1)
     whole, also, every = update(monkeypatch, SURROGATES["ppo_clip"])
     assert some < every == batch.tokens.numel()
     for key, grad in whole.items():
         torch.testing.assert_close(short[key], grad, rtol=1e-9, atol=1e-12)
     assert said == pytest.approx(also, rel=1e-9, abs=1e-12)
-    monkeypatch.setattr(policy, "FEW", resting)
+    monkeypatch.setattr(planning, "FEW", resting)
     assert update(monkeypatch, SURROGATES["ppo_clip"])[2] == some
 
 

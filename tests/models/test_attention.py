@@ -15,11 +15,20 @@ from novarl.core.errors import NovaError
 from novarl.models import attention, packing
 from novarl.models.attention import choose_kernel, packed_attention
 from novarl.models.packing import Alone, Call, Gathered, Kernel, cuts, packing_of
-from novarl.models.prefix import Group
+from novarl.models.prefix import Group, Rest
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-GROUPS = [Group(5), Group(5), Group(9, (4, 0, 7, 4)), Group(3), Group(6, (0, 0))]
-LONG = [Group(600), Group(30, (620, 7, 600)), Group(780), Group(300)]
+
+
+def group(prefix: int, *lengths: int) -> Group:
+    """A group whose rests share nothing among themselves."""
+    return Group(prefix, tuple(Rest(*rest) for rest in enumerate(lengths)))
+
+
+GROUPS = [Group(5), Group(5), group(9, 4, 0, 7, 4), Group(3), group(6, 0, 0)]
+LONG = [Group(600), group(30, 620, 7, 600), Group(780), Group(300)]
+FORKED = [Group(9, (Rest(1, 4), Rest(0, 7, 4), Rest(2, 7, 7), Rest(4, 5, 2), Rest(3, 2))), group(5, 1, 1)]
+"""Of the first group's rests two begin another, one of them being equal to it; one forks off after two tokens."""
 
 
 def flash_attn_varlen_func(
@@ -46,7 +55,7 @@ def flash_attn_varlen_func(
 
 
 @pytest.mark.parametrize("kernel", ["flash", "eager"])
-@pytest.mark.parametrize("groups", [GROUPS, LONG])
+@pytest.mark.parametrize("groups", [GROUPS, LONG, FORKED])
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("short", [0, packing.SHORT])
 def test_every_kernel_gives_the_same(
@@ -94,8 +103,8 @@ def test_on_a_cpu_16_bit_states_are_attended_to_in_32_bits(groups: list[Group], 
 
 def test_short_neighbours_are_one_call() -> None:
     (only,) = packing_of(GROUPS, CPU).steps
-    assert isinstance(only, Gathered) and only.calls == (Call(9, 16, 16),) and only.tokens == 43
-    kinds = [type(step) for step in packing_of([Group(5), Group(600), *GROUPS[2:], Group(600, (4,))], CPU).steps]
+    assert isinstance(only, Gathered) and only.calls == (Call(7, 16, 16),) and only.tokens == 43
+    kinds = [type(step) for step in packing_of([Group(5), Group(600), *GROUPS[2:], group(600, 4)], CPU).steps]
     assert kinds == [Alone, Alone, Gathered, Gathered]
     assert [type(step) for step in packing_of([Group(5), Group(5)], CPU).steps] == [Alone], "equally long: as they lie"
 
@@ -119,8 +128,8 @@ def test_flash_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_calls_are_cut_where_padding_would_cost_more_than_a_call() -> None:
-    (alike,) = packing_of([Group(20, (60, 58, 64, 61))], CPU).steps
-    (apart,) = packing_of([Group(256, (4, 5, 128))], CPU).steps
+    (alike,) = packing_of([group(20, 60, 58, 64, 61)], CPU).steps
+    (apart,) = packing_of([group(256, 4, 5, 128)], CPU).steps
     assert isinstance(alike, Gathered) and isinstance(apart, Gathered)
     assert alike.calls == (Call(1, 20, 20), Call(4, 64, 84))
     assert apart.calls == (Call(1, 256, 256), Call(2, 5, 261), Call(1, 128, 384))
@@ -128,7 +137,7 @@ def test_calls_are_cut_where_padding_would_cost_more_than_a_call() -> None:
 
 def test_groups_share_calls_where_they_see_as_much() -> None:
     """Prefixes of 70, 70 and 72 tokens see themselves; behind 70 tokens there are rests of two groups."""
-    (step,) = packing_of([Group(70, (9, 40, 9)), Group(72, (9, 9)), Group(70, (9, 38))], CPU).steps
+    (step,) = packing_of([group(70, 9, 40, 9), group(72, 9, 9), group(70, 9, 38)], CPU).steps
     assert isinstance(step, Gathered)
     assert step.calls == (Call(3, 72, 72), Call(3, 9, 79), Call(2, 40, 110), Call(2, 9, 81))
 
@@ -156,7 +165,7 @@ def test_long_queries_are_cut_and_see_no_future(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 def test_what_nobody_reads_is_left_out_of_the_last_layer(kernel: Kernel) -> None:
     """Of sequences alone, equally long and not, and of groups: what is read is the same, and so is its gradient."""
-    groups = [Group(100), Group(100), Group(30), Group(400), Group(90, (300, 12)), Group(200, (5,)), Group(70)]
+    groups = [Group(100), Group(100), Group(30), Group(400), group(90, 300, 12), group(200, 5), Group(70)]
     begins = [0, 100, 200, 230, 630, 1032, 1237]
     read = torch.tensor([
         *range(80, 100), *range(165, 200), 205, *range(550, 630), 719, *range(720, 1032), *range(1232, 1237),

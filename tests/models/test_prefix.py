@@ -8,7 +8,7 @@ from torch import Tensor
 
 from novarl.models.attention import packed_attention
 from novarl.models.packing import packing_of
-from novarl.models.prefix import TOLL, Group, common_beginnings, find_groups, groups_of, unique_places
+from novarl.models.prefix import TOLL, Group, Rest, common_beginnings, find_groups, groups_of, unique_places
 
 A, B = tuple(range(100, 120)), tuple(range(200, 230))
 """Two prompts of 20 and 30 tokens."""
@@ -33,13 +33,17 @@ def test_equal_tokens_at_other_positions_are_not_shared() -> None:
 
 def test_groups_of_two_prompts() -> None:
     rows = [(*A, 1, 2), (*A, 3), (*A, 4, 5, 6), (*B, 1), (*B, 2, 3), (7, 8)]
-    assert find_groups(*flat(rows)) == [Group(20, (2, 1, 3)), Group(30, (1, 2)), Group(2)]
+    assert find_groups(*flat(rows)) == [
+        Group(20, (Rest(0, 2), Rest(1, 1), Rest(2, 3))),
+        Group(30, (Rest(0, 1), Rest(1, 2))),
+        Group(2),
+    ]
 
 
 def test_a_neighbour_that_shares_little_is_left_out() -> None:
     """The first has ten tokens of the others': with it the group would share ten, without it twenty."""
     rows = [(*A[:10], 1, 2, 3), *((*A, n) for n in range(4))]
-    assert find_groups(*flat(rows)) == [Group(13), Group(20, (1, 1, 1, 1))]
+    assert find_groups(*flat(rows)) == [Group(13), Group(20, tuple(Rest(n, 1) for n in range(4)))]
 
 
 def test_what_saves_too_little_is_not_shared() -> None:
@@ -48,8 +52,23 @@ def test_what_saves_too_little_is_not_shared() -> None:
     assert groups_of([2 * TOLL + 1], [50, 50]) == [range(2)]
 
 
+def test_rests_that_begin_alike_are_neighbours_and_share() -> None:
+    rows = [(*A, 5, 6, 7), (*A, 1), (*A, 5, 6, 7), (*A, 5, 2), (*A, 1, 4)]
+    (group,) = find_groups(*flat(rows))
+    assert group == Group(20, (Rest(1, 1), Rest(4, 2, 1), Rest(3, 2), Rest(0, 3, 1), Rest(2, 3, 3)))
+    assert group.tokens == 20 + 6, "the answers' tree has six nodes"
+    assert group.places(100) == [[120], [120, 121], [122, 123], [122, 124, 125], [122, 124, 125]]
+    assert group.whole() == [False, True, True, False, True]
+
+
+def test_equal_rests_at_other_positions_share_nothing() -> None:
+    tokens, positions, lengths = flat([(*A, 1, 2), (*A, 1, 2)])
+    positions[-2:] += 1
+    assert find_groups(tokens, positions, lengths) == [Group(20, (Rest(0, 2), Rest(1, 2)))]
+
+
 def test_equal_sequences_have_empty_rests() -> None:
-    assert find_groups(*flat([A, A, A])) == [Group(20, (0, 0, 0))]
+    assert find_groups(*flat([A, A, A])) == [Group(20, tuple(Rest(n, 0) for n in range(3)))]
 
 
 rows_of_prompts = st.lists(

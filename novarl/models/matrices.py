@@ -38,15 +38,21 @@ class Matrix:
         return total.add_(self.times(x))
 
 
+SOON = 1 << 20
+"""Numbers of a weight that products have read before it is packed: packing takes as long as reading these once more."""
+
+
 class PackedMatrix(Matrix):
-    """A copy of the weight in oneDNN's own layout, into which it would be brought at every product otherwise;
-    activations and residuals are part of the product.
+    """A weight that oneDNN multiplies by, in its own layout, into which it would be brought at every product otherwise;
+    activations and residuals are part of the product. A small weight stays as it is until that has cost as much as a
+    copy does; the bits are the same.
 
     A row's bits are the same whatever rows are beside it, from two rows on.
     """
 
     def __init__(self, weight: Tensor) -> None:
-        super().__init__(pack(weight))
+        super().__init__(weight.detach().contiguous())
+        self._read = 0
 
     def rows(self, count: int) -> int:
         return full_rows(count, 16)
@@ -63,12 +69,20 @@ class PackedMatrix(Matrix):
     def added(self, x: Tensor, total: Tensor) -> Tensor:
         return self._with(x, total, "add") if total.dtype == x.dtype else total.add_(self.times(x))
 
+    def _packed(self) -> Tensor:
+        """The weight for one more product."""
+        if not self._weight.is_mkldnn:
+            self._read += self._weight.numel()
+            if self._read > SOON:
+                self._weight = pack(self._weight)
+        return self._weight
+
     def _product(self, x: Tensor, activation: str) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, activation, [], "")
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed(), None, activation, [], "")
         return found
 
     def _with(self, x: Tensor, other: Tensor, how: str) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._weight, None, how)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed(), None, how)
         return found
 
 

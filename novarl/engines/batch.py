@@ -222,8 +222,8 @@ class Batch:
         self._watch()
 
     def _settle(self, parents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where branches go that are now in rows `parents` (rising): to rows 0 .. n - 1, the longest sizes first. One that is in
-        a place of its size stays there; for another from the same row, it is copied."""
+        """Where branches go that are now in rows `parents` (rising): to rows 0 .. n - 1, the longest sizes first. One
+        that is in a place of its size stays there; others of the same row are copies of it."""
         lengths = self._branches["length"][parents]
         sizes = self._sizes(lengths)
         self._places = -np.sort(-sizes)

@@ -8,7 +8,7 @@ and every row is computed as if it were alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,9 +64,9 @@ class Parameters:
         )
 
     def of_rows(self, rows: Tensor) -> Parameters:
-        """Those of some rows (int64), with what is known of all of them."""
-        columns = (column[rows] for column in (self.stream, self.temperature, self.top_k, self.top_p, self.min_p))
-        return Parameters(*columns, self.greedy, self.sampled, self.truncates)
+        """Those of some rows (int64), with what was known of all of them."""
+        columns = {name: getattr(self, name)[rows] for name in ("stream", "temperature", "top_k", "top_p", "min_p")}
+        return replace(self, **columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import torch
 
-from novarl.models.prefix import Group
+from novarl.models.prefix import SHORT, Group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +28,6 @@ Kernel = Literal["sdpa", "flash", "eager"]
 
 CALL = 4096
 """What one more call of attention costs, in pairs of a query and a key."""
-
-SHORT = 64
-"""Neighbouring sequences of at most so many tokens are attended to in one call, each with what it shares with others:
-computing that again is cheaper than a call for each group."""
 
 CUT = 256
 """Queries that go through PyTorch's CPU kernel together. It computes what a mask hides, and under its causal rule whole
@@ -126,7 +122,7 @@ def packing_of(
         skipped = tuple(islice(unread, len(members)))
         lengths = tuple(group.prefix for group in members)
         alone = not any(group.rests for group in members)
-        if kind is _Kind.SHORT and len(members) > 1 and not (alone and len(set(lengths)) == 1):
+        if kind is _Kind.SHORT and not (alone and len(set(lengths)) == 1):
             steps.append(_short(members, device))
         elif alone:
             steps.append(Alone(lengths, skipped))
@@ -169,7 +165,8 @@ def _kind(group: Group) -> _Kind:
 
 
 def _short(groups: Sequence[Group], device: torch.device) -> Gathered:
-    """One call for all, each sequence with its own copy of what it shares."""
+    """One call for all, each sequence with its own copy of what it shares: computing the attention of that again is
+    cheaper than a call for each group."""
     every: list[Placed] = []
     for prefix, rests in _places(groups):
         every += ((range(0), [*prefix, *rest]) for rest in rests or [[]])
@@ -253,7 +250,7 @@ def _ragged(groups: Sequence[Group], device: torch.device) -> Ragged:
     queries, seen, begin = [0], [0], 0
     for group in groups:
         prefix = range(begin, begin + group.prefix)
-        pieces = [(group.prefix, prefix)]
+        pieces: list[tuple[int, Sequence[int]]] = [(group.prefix, prefix)]
         for rest, places in zip(group.rests, group.places(begin), strict=True):
             pieces.append((rest.length - rest.shared, [*prefix, *places]))
         for own, visible in pieces:

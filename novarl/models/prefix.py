@@ -24,6 +24,13 @@ TOLL = 8
 MOST = 64
 """The most sequences of one group: looking further back costs more than it finds."""
 
+SHORT = 64
+"""Sequences of at most so many tokens have copies of their keys anyway (`packing`), so that sharing costs them nothing:
+neighbouring groups of them are one, as different prompts from one template are."""
+
+SLIGHT = 4
+"""The tokens that the last sequence of one such group and the first of the next have in common, or more."""
+
 
 class Rest(NamedTuple):
     """What a sequence has after its group's prefix: how many tokens, and how many of them the rest before it begins
@@ -112,10 +119,24 @@ def groups_of(common: Seq[int], lengths: Seq[int]) -> list[range]:
     return ranges[::-1]
 
 
+def join_short(ranges: Seq[range], common: Seq[int], lengths: Seq[int]) -> list[range]:
+    """The ranges, neighbours of them joined where all their sequences are SHORT and they have some tokens in common."""
+    joined: list[range] = []
+    before = False
+    for members in ranges:
+        short = max(lengths[members[0] : members[-1] + 1]) <= SHORT
+        if short and before and common[members[0] - 1] >= SLIGHT:
+            joined[-1] = range(joined[-1][0], members[-1] + 1)
+        else:
+            joined.append(members)
+        before = short
+    return joined
+
+
 def find_groups(tokens: Tensor, position_ids: Tensor, lengths: Seq[int]) -> list[Group]:
     """The groups of sequences of these `lengths` (all positive), packed on the flat axis of `tokens` [N]."""
     common = common_beginnings(tokens, position_ids, lengths)
-    ranges = groups_of(common, lengths)
+    ranges = join_short(groups_of(common, lengths), common, lengths)
     if len(ranges) == len(lengths):
         return [Group(length) for length in lengths]
     # Equal numbers are equal tokens at equal positions, both of which are below 2^31.
@@ -151,17 +172,17 @@ def unique_places(groups: Seq[Group], device: torch.device) -> tuple[Tensor, Ten
     begin = flat = 0
     for group in groups:
         prefix = range(begin, begin + group.prefix)
-        kept.append(range(flat, flat + group.prefix))
         by_member = sorted(zip(group.rests, group.places(begin), strict=True))
-        for rest, places in by_member:
+        for _, places in by_member:
             spread += [prefix, places]
-        if not group.rests:
+        if not by_member:
             spread.append(prefix)
+        kept.append(range(flat, flat + group.prefix))
         ends = list(accumulate((group.prefix + rest.length for rest, _ in by_member), initial=flat))
         for rest in group.rests:
             end = ends[rest.member + 1]
             kept.append(range(end - rest.length + rest.shared, end))
-        begin, flat = begin + group.tokens, ends[-1] if group.rests else flat + group.prefix
+        begin, flat = begin + group.tokens, ends[-1] if by_member else flat + group.prefix
     return _index(kept, device), _index(spread, device)
 
 

@@ -45,7 +45,7 @@ def test_sharing_changes_no_gradient(
     monkeypatch.setattr(packing, "SHORT", short)
     monkeypatch.setattr(small_attention, "FEW", few)
     monkeypatch.setattr(small_attention, "SEVERAL", 1)
-    for budget in (WHOLE, 100, 40):
+    for budget in (WHOLE, 60, 30):
         found = distance(gradient(case, layout="shared", budget=budget), apart)
         assert found.within(EXACT[dtype]), (budget, found)
         assert found.whole > 0.0, "the two layouts ran the same code"
@@ -65,7 +65,7 @@ def test_a_plan_counts_what_is_computed() -> None:
     (whole,) = plan(batch, Ranks(), computed(sharp_case(torch.float64)))
     assert whole == list(range(len(batch.reward))), "the budget holds all of it, sharing, and not half of it without"
     assert sum(lengths) > computed(sharp_case(torch.float64))
-    cut = plan(batch, Ranks(), 120)
+    cut = plan(batch, Ranks(), 60)
     assert len(cut) == 3
     for neighbours in ({0, 1, 2}, {6, 7}, {9, 10, 11}, {12, 13}):  # which begin alike
         assert any(neighbours <= set(micro) for micro in cut), neighbours

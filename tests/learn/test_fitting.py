@@ -23,7 +23,7 @@ from novarl.learn.policy import PolicyLearner
 from novarl.learn.scorer import Scorer
 from tests.invariance.gradients import Limits, distance, gradient, sharp_case
 
-BUDGET = 80
+BUDGET = 50
 SAME = Limits(1e-6, 1e-6)
 
 

@@ -106,7 +106,7 @@ def test_loss_and_gradient_are_those_of_the_formula(loss: str) -> None:
     of = model()
     expected = by_hand(of, loss)
     wanted = gradients(expected, of)
-    found, record = caught(learner(of, loss, budget=150), batch(loss))
+    found, record = caught(learner(of, loss, budget=60), batch(loss))
     assert record["loss"] == pytest.approx(expected.item(), rel=1e-10)
     assert distance(found, wanted).tensor < 1e-9
     assert max(float(gradient.abs().max()) for gradient in wanted.values()) > 1e-5
@@ -115,7 +115,7 @@ def test_loss_and_gradient_are_those_of_the_formula(loss: str) -> None:
 
 def test_what_is_reported() -> None:
     of = model()
-    _, record = caught(learner(of, "sigmoid", budget=100), batch())
+    _, record = caught(learner(of, "sigmoid", budget=50), batch())
     chosen = torch.stack([log_probability(of, pair.chosen) for pair in pairs()])
     rejected = torch.stack([log_probability(of, pair.rejected) for pair in pairs()])
     good = BETA * (chosen - torch.tensor([recorded(pair.chosen) for pair in pairs()]))
@@ -141,8 +141,8 @@ def test_what_is_reported() -> None:
 def test_budget_and_layout_do_not_matter(loss: str, dtype: torch.dtype) -> None:
     of, whole = model(dtype), batch(loss, dtype)
     expected, record = caught(learner(of, loss), whole)
-    assert len(plan(whole, Ranks(), 1)) == len(whole.reward) > len(plan(whole, Ranks(), 150)) > 1
-    for budget in (1, 150):
+    assert len(plan(whole, Ranks(), 1)) == len(whole.reward) > len(plan(whole, Ranks(), 60)) > 1
+    for budget in (1, 60):
         for layout in ("packed", "padded"):
             found, told = caught(learner(of, loss, budget=budget, layout=layout), whole)
             assert distance(found, expected).within(LIMITS[dtype]), (budget, layout, distance(found, expected))
@@ -150,7 +150,7 @@ def test_budget_and_layout_do_not_matter(loss: str, dtype: torch.dtype) -> None:
 
 
 def on_a_rank(ranks: Ranks, loss: str) -> tuple[Gradients, dict[str, float]]:
-    return caught(learner(model(), loss, budget=100, ranks=ranks), batch(loss))
+    return caught(learner(model(), loss, budget=50, ranks=ranks), batch(loss))
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
@@ -229,7 +229,7 @@ def test_state_survives_and_the_next_update_is_the_same(loss: str) -> None:
 def test_at_the_reference_all_rewards_are_zero() -> None:
     of = sharp_policy(torch.float64).model
     assert isinstance(of, Decoder)
-    _, record = caught(learner(of, budget=100), batch())
+    _, record = caught(learner(of, budget=50), batch())
     assert record["loss"] == pytest.approx(torch.tensor(2.0).log().item(), abs=1e-6)
     assert abs(record["reward_chosen_mean"]) < 1e-10 and abs(record["reward_margin"]) < 1e-10
 

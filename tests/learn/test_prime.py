@@ -122,7 +122,7 @@ def gradient(ranks: Ranks | None = None, budget: int = WHOLE) -> Gradients:
 
 
 def on_a_rank(ranks: Ranks) -> tuple[int, Gradients]:
-    return len(plan(batch(), ranks, 100)), gradient(ranks, 100)
+    return len(plan(batch(), ranks, 60)), gradient(ranks, 60)
 
 
 def test_neither_the_budget_nor_the_ranks_matter() -> None:

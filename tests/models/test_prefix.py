@@ -41,9 +41,21 @@ def test_groups_of_two_prompts() -> None:
 
 
 def test_a_neighbour_that_shares_little_is_left_out() -> None:
-    """The first has ten tokens of the others': with it the group would share ten, without it twenty."""
-    rows = [(*A[:10], 1, 2, 3), *((*A, n) for n in range(4))]
-    assert find_groups(*flat(rows)) == [Group(13), Group(20, tuple(Rest(n, 1) for n in range(4)))]
+    """The first has ten tokens of the others': with it the group would share ten, without it ninety."""
+    long = tuple(range(1, 91))
+    rows = [(*long[:10], *range(200, 280)), *((*long, n) for n in range(4))]
+    assert find_groups(*flat(rows)) == [Group(90), Group(90, tuple(Rest(n, 1) for n in range(4)))]
+
+
+def test_short_groups_of_one_template_are_one() -> None:
+    """Two prompts that begin with five equal tokens, with two answers each; a third has another beginning."""
+    template = (9, 8, 7, 6, 5)
+    rows = [(*template, *prompt, n) for prompt in (range(10, 22), range(30, 42)) for n in (1, 2)]
+    joined, apart = find_groups(*flat([*rows, (9, 8, 7, *range(30))]))
+    assert (joined.prefix, joined.tokens, joined.members) == (5, 5 + 2 * 14, 4)
+    assert apart == Group(33)
+    long = [(*row, *range(100, 160)) for row in rows]
+    assert [group.prefix for group in find_groups(*flat(long))] == [17, 17], "of long ones attention would cost more"
 
 
 def test_what_saves_too_little_is_not_shared() -> None:

@@ -11,6 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+OFTEN = 20_000
+"""New objects after which the collector looks for cycles among them. Python's 700 are made several times in a small
+model's step, which costs some percent of it; what is large, tensors, goes with its last reference."""
+
+
 @contextmanager
 def resting() -> Iterator[None]:
     """No collection within, or until `started` is called there."""
@@ -25,4 +30,5 @@ def started() -> None:
     """What exists by now stays, and is not looked at again; from here on collections go on. Nothing where none rest."""
     if not gc.isenabled():
         gc.freeze()
+        gc.set_threshold(OFTEN)
         gc.enable()

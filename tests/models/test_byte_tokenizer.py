@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from transformers import AutoTokenizer
 
 from novarl.core.errors import NovaError
+from novarl.models import byte_tokenizer
 from novarl.models.byte_tokenizer import SPECIALS, ByteTokenizer
 
 TEXTS = st.lists(st.one_of(st.text(), st.sampled_from(SPECIALS), st.just("<eos"), st.just(" \r\n\t"))).map("".join)
@@ -58,6 +60,26 @@ def test_auto_tokenizer_gives_the_same_chat(theirs, prompt: bool) -> None:
     assert text.endswith("<eos><|assistant|>" if prompt else "<|tool|>{}<eos>")
     tokens = ours.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=prompt)
     assert tokens == dict(theirs.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=prompt))
+
+
+turns = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"])},
+    optional={"content": st.one_of(st.text(), st.none(), st.lists(st.text(max_size=3))), "name": st.text(max_size=3)},
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(messages=st.lists(turns, max_size=4), prompt=st.booleans())
+def test_what_is_written_is_what_the_template_says(messages: list[Any], prompt: bool) -> None:
+    sandbox = byte_tokenizer._compiled(byte_tokenizer.CHAT_TEMPLATE)
+    written = ByteTokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    assert written == sandbox(messages=messages, add_generation_prompt=prompt)
+
+
+def test_another_template_is_followed() -> None:
+    ours = ByteTokenizer()
+    ours.chat_template = "{{ messages[0]['content'] }}!"
+    assert ours.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "x!"
 
 
 def test_auto_tokenizer_knows_the_special_tokens(theirs) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import random
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from novarl.core.rundir import RunDir
+from novarl.observe.sinks.records import framed
 from novarl.observe.sinks.tensorboard import TensorBoardSink
 
 
@@ -21,6 +24,16 @@ def tags(directory: Path) -> set[str]:
     reader = EventAccumulator(str(directory))
     reader.Reload()
     return set(reader.Tags()["scalars"])
+
+
+def test_records_are_framed_as_tensorboards_own_writer_does() -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    for size in (0, 1, 7, 8, 255, 4096):
+        record = random.Random(size).randbytes(size)
+        theirs = io.BytesIO()
+        RecordWriter(theirs).write(record)
+        assert framed(record) == theirs.getvalue()
 
 
 def test_scalars_are_read_back_before_the_sink_is_closed(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from novarl.observe.sinks.records import framed
+
 PREFIXES = {"warmup": "warmup/"}
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 
@@ -25,12 +27,10 @@ class TensorBoardSink:
     def __init__(self, directory: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
         directory.mkdir(parents=True, exist_ok=True)
         self._event, self._summary = Event, Summary
         self._file = (directory / _fresh_name(directory)).open("xb")
-        self._writer = RecordWriter(self._file)
         self._prefix = ""
         self._put(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
@@ -49,7 +49,7 @@ class TensorBoardSink:
         self._file.close()
 
     def _put(self, event: Any) -> None:
-        self._writer.write(event.SerializeToString())
+        self._file.write(framed(event.SerializeToString()))
         self._file.flush()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from novarl.algos import surrogates
 from novarl.core.types import Batch, Credit, Record
+from novarl.data.pack import select
 from novarl.distributed.ranks import Ranks
 from novarl.learn import plan as planning
 from novarl.learn.objective import Surrogate
@@ -100,7 +101,8 @@ def test_where_anything_else_pulls_all_are_learnt_from(terms: dict[str, Any], mo
 def test_a_few_at_rest_learn_along(monkeypatch: pytest.MonkeyPatch) -> None:
     short, said, some = update(monkeypatch, SURROGATES["ppo_clip"])
     batch = sharp_case(torch.float64).batch
-    resting = planning._computed(batch, settled(batch)[0])
+    resting_part, _ = select(batch, settled(batch)[0].nonzero().flatten().tolist())
+    resting = sum(group.tokens for group in planning._groups(resting_part))
     monkeypatch.setattr(planning, "FEW", resting + 1)
     whole, also, every = update(monkeypatch, SURROGATES["ppo_clip"])
     assert some < every == batch.tokens.numel()

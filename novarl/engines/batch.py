@@ -1,8 +1,8 @@
 """The requests being decoded: one step for all of them, with arrivals before it and departures after it.
 
-Requests with one prompt that have sampled the same tokens so far are one branch, and a branch is one row of what is
-computed: it is fed once, its logits serve all its requests, and it forks where they choose unlike tokens. Each request
-chooses by its own noise, so nothing that is sampled depends on it.
+Requests with one prompt that arrive together are one branch as long as they sample the same tokens, and a branch is
+one row of what is computed: it is fed once, its logits serve all its requests, and it forks where they choose unlike
+tokens. Each request chooses by its own noise, so nothing that is sampled depends on it.
 """
 
 from __future__ import annotations
@@ -185,12 +185,20 @@ class Batch:
             (self._rows[index].request, self._completion(index, bool(stopped[index])))
             for index in np.flatnonzero(ended).tolist()
         ]
-        alone = len(self._branches) == len(state) == len(self._places)
-        if alone and not finished and (self._sizes(self._branches["length"]) == self._places).all():
-            self._branches["last"] = tokens
-        else:
+        if finished or not self._goes_on(tokens):
             self._keep(np.flatnonzero(~ended), tokens)
         return finished
+
+    def _goes_on(self, tokens: NDArray[np.int64]) -> bool:
+        """Whether every branch goes on as it is and where it is; if so, with which token."""
+        if len(self._places) != len(self._branches) or (self._sizes(self._branches["length"]) != self._places).any():
+            return False
+        branch = self._state["branch"]
+        first = np.flatnonzero(np.diff(branch, prepend=-1))
+        if len(first) < len(branch) and (tokens != tokens[first][branch]).any():
+            return False
+        self._branches["last"] = tokens[first]
+        return True
 
     def _completion(self, index: int, stopped: bool) -> Completion:
         sampled = self._sampled[self._state["slot"][index], : self._state["count"][index]]
@@ -224,7 +232,7 @@ class Batch:
     def _settle(self, parents: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where branches go that are now in rows `parents` (rising): to rows 0 .. n - 1, the longest sizes first. One
         that is in a place of its size stays there; others of the same row are copies of it."""
-        lengths = self._branches["length"][parents]
+        lengths = self._branches["length"][parents]  # with the token just chosen, which has no slot yet
         sizes = self._sizes(lengths)
         self._places = -np.sort(-sizes)
         settled = parents < len(parents)
@@ -235,7 +243,7 @@ class Batch:
         if len(movers):
             movers = movers[np.argsort(-sizes[movers], kind="stable")]
             places[movers] = _others(parents[settled], len(parents))
-            self._cache.move(places[movers].tolist(), parents[movers].tolist(), int(lengths[movers].max()))
+            self._cache.move(places[movers].tolist(), parents[movers].tolist(), int(lengths[movers].max()) - 1)
         return places
 
     def _sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:

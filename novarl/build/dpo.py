@@ -56,6 +56,10 @@ class MeanScorer:
     def device(self) -> torch.device:
         return self.scorer.device
 
+    @property
+    def shares(self) -> bool:
+        return self.scorer.shares
+
     def __call__(self, batch: Batch) -> RewardOutput:
         logp = self.beta * self.scorer(batch)[0]
         return RewardOutput(answer_sums(batch, logp) / answer_sums(batch, batch.mask.to(logp.dtype)))

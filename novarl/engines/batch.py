@@ -85,7 +85,7 @@ class Batch:
     def step(
         self, arrivals: Sequence[tuple[Sequence[Request], Prefill]], version: int
     ) -> list[tuple[Request, Completion]]:
-        """Sample one token of every row: of those here by feeding their last token, of arrivals after their prompt.
+        """Sample one token of every request: of those here by feeding their last token, of arrivals after their prompt.
 
         Returns the requests that ended with it. `version` is that of the weights, written beside each token.
         """

@@ -227,7 +227,7 @@ class ModelRunner:
             for step in range(2):
                 logits = self.decode(fed[:, step], at[:, step], cache, [(0, ROWS, slots)])
             with self._evaluating():
-                true = torch.stack([self._uncached(sequence) for sequence in sequences])
+                true = self._uncached(sequences)
         except FORWARD_ERRORS as error:
             raise _refusal(self.model, f"its forward pass fails with a plain key/value cache: {error}") from error
         if not bool(torch.isfinite(true).all()):
@@ -236,13 +236,17 @@ class ModelRunner:
         if distance > (0.1 if self.dtype.itemsize == 2 else 1e-3):
             raise _refusal(self.model, f"with a plain key/value cache its logits are off by a relative {distance:.1e}")
 
-    def _uncached(self, sequence: Sequence[int]) -> Tensor:
-        """The logits [V] after a sequence, by the model's own full forward pass."""
-        tokens = torch.tensor([sequence], device=self.device)
-        positions = torch.arange(len(sequence), device=self.device)[None]
+    def _uncached(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """The logits [S, V] after sequences, by the model's own full forward pass, in which shorter ones are padded
+        after their end: no token looks there."""
+        ends = torch.tensor([len(sequence) - 1 for sequence in sequences], device=self.device)
+        width = int(ends.max()) + 1
+        rows = [[*sequence, *[self.pad_id] * (width - len(sequence))] for sequence in sequences]
+        positions = torch.arange(width, device=self.device).expand(len(rows), -1)
         with autocast(self.device, self.dtype):
+            tokens = torch.tensor(rows, device=self.device)
             hidden: Tensor = backbone(self.model)(tokens, position_ids=positions).last_hidden_state
-        return self._logits(hidden[0, -1:])[0]
+        return self._logits(hidden[torch.arange(len(rows), device=self.device), ends])
 
 
 class _Masks:

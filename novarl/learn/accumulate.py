@@ -25,13 +25,15 @@ def accumulate(
     budget: int,
     device: torch.device,
     splits: Splits,
+    shares: bool,
     apart: Tensor | None = None,
 ) -> None:
     """Leave the gradient of `batch`, over all ranks, where `optimizer` finds it.
 
     `backward(part, index)` adds the gradient of one micro-batch on `device` and reports to `ledger`; `index` [n] says
     where in the batch its tokens are. Where memory runs out both are emptied before the next attempt (`fitting`). The
-    trajectories of `apart` [R] bool are in micro-batches of their own.
+    trajectories of `apart` [R] bool are in micro-batches of their own. `shares`: the model computes once what sequences
+    begin with together.
     """
 
     def attempt(micro: Iterator[list[int]]) -> None:
@@ -42,6 +44,6 @@ def accumulate(
         optimizer.drop_gradients()
         ledger.clear()
 
-    fitting(plan(batch, ranks, budget, apart=apart), attempt, splits, undo=undo)
+    fitting(plan(batch, ranks, budget, apart=apart, shares=shares), attempt, splits, undo=undo)
     ledger.count(SPLIT, splits.take())
     ranks.sum_(*optimizer.gradients())

@@ -18,7 +18,7 @@ from novarl.learn.fitting import Splits, fitting
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
 from novarl.learn.plan import piece, plan, trajectory_of_tokens
-from novarl.models.forward import Layout
+from novarl.models.forward import Layout, shares
 from novarl.models.heads import ValueModel, token_values
 
 
@@ -35,6 +35,11 @@ class ValueScorer:
     @property
     def device(self) -> torch.device:
         return self.model.head.weight.device
+
+    @property
+    def shares(self) -> bool:
+        """Whether what sequences begin with together is computed once."""
+        return shares(self.model.model, self.layout)
 
     def __call__(self, batch: Batch, positions: Tensor) -> Tensor:
         """V [M] of the states that end at the flat `positions` [M]."""
@@ -62,7 +67,7 @@ class ValueScorer:
                 before[index[chosen.cpu()]] = found[: chosen.numel()]
                 after[torch.tensor(trajectories)] = found[chosen.numel() :] * cut.cpu()
 
-        fitting(plan(batch, ranks, budget), attempt, self.splits)
+        fitting(plan(batch, ranks, budget, shares=self.shares), attempt, self.splits)
         ranks.sum_(before)
         ranks.sum_(after)
         return before, after
@@ -123,6 +128,7 @@ class Critic:
             budget=self.budget,
             device=self.scorer.device,
             splits=self.scorer.splits,
+            shares=self.scorer.shares,
         )
         norm, rate = self.optimizer.step()
         return ledger.reduce(self.ranks) | {"critic_grad_norm": norm, "critic_lr": rate}

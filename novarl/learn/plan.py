@@ -36,45 +36,56 @@ AT_ONCE = 64
 """Trajectories that are counted at once, to find out whether there are FEW tokens."""
 
 
-def plan(batch: Batch, ranks: Ranks, budget: int, *, apart: Tensor | None = None) -> list[list[int]]:
+def plan(
+    batch: Batch, ranks: Ranks, budget: int, *, apart: Tensor | None = None, shares: bool = True
+) -> list[list[int]]:
     """This rank's micro-batches, as lists of trajectories of about `budget` tokens each at most.
 
     What counts are the tokens that are computed: neighbours that begin alike stay together, and what they share counts
     once (`models.prefix`), unless together they exceed the budget or one rank's part of the work. (A part of the batch
     may share a little less, or more, than its sequences do in the whole.) Trajectories without
     a trained token (baselines, failed ones) cost nothing and are left out. Those of `apart` [R] bool come last, in
-    micro-batches of their own, unless they compute fewer than FEW tokens.
+    micro-batches of their own, unless they compute fewer than FEW tokens. Without `shares` every token counts.
     """
     chosen = torch.zeros(batch.reward.numel(), dtype=torch.bool)
     chosen[trajectory_of_tokens(batch)[batch.mask]] = True
-    if apart is not None and _is_much(batch, chosen & apart):
-        return _plan(batch, chosen & ~apart, ranks, budget) + _plan(batch, chosen & apart, ranks, budget)
-    return _plan(batch, chosen, ranks, budget)
+    parts = [chosen]
+    if apart is not None and _is_much(batch, chosen & apart, shares):
+        parts = [chosen & ~apart, chosen & apart]
+    return [micro for part in parts for micro in _plan(batch, part, ranks, budget, shares)]
 
 
-def _is_much(batch: Batch, chosen: Tensor) -> bool:
+def _is_much(batch: Batch, chosen: Tensor, shares: bool) -> bool:
     """Whether trajectories compute FEW tokens or more; looked at a few at a time, the first of which mostly tell."""
     computed = 0
     for some in chosen.nonzero().flatten().split(AT_ONCE):
         part, _ = select(batch, some.tolist())
-        computed += sum(group.tokens for group in _groups(part))
+        computed += _computed(part, shares)
         if computed >= FEW:
             return True
     return False
 
 
-def _groups(batch: Batch, *, join: bool = True) -> list[Group]:
-    return find_groups(batch.tokens, batch.position_ids, batch.cu_seqlens.diff().tolist(), join=join)
+def _computed(batch: Batch, shares: bool) -> int:
+    """How many tokens a forward pass over the batch computes."""
+    return sum(group.tokens for group in _groups(batch, shares))
 
 
-def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int) -> list[list[int]]:
+def _groups(batch: Batch, shares: bool, *, join: bool = True) -> list[Group]:
+    lengths = batch.cu_seqlens.diff().tolist()
+    if not shares:
+        return [Group(length) for length in lengths]
+    return find_groups(batch.tokens, batch.position_ids, lengths, join=join)
+
+
+def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int, shares: bool) -> list[list[int]]:
     wanted = chosen.nonzero().flatten().tolist()
     if not wanted:
         return []
     part = batch if len(wanted) == chosen.numel() else select(batch, wanted)[0]
-    if ranks.size == 1 and sum(group.tokens for group in _groups(part)) <= budget:
+    if ranks.size == 1 and (part.tokens.numel() <= budget or _computed(part, shares) <= budget):
         return [wanted]
-    units = _units(part, ranks.size, budget)
+    units = _units(part, ranks.size, budget, shares)
     sizes = [size for _, size in units]
     mine = partition(sizes, ranks.size)[ranks.rank]
     return [
@@ -83,10 +94,10 @@ def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int) -> list[list[
     ]
 
 
-def _units(batch: Batch, ranks: int, budget: int) -> list[tuple[list[int], int]]:
+def _units(batch: Batch, ranks: int, budget: int, shares: bool) -> list[tuple[list[int], int]]:
     """What stays together: runs of trajectories, and how many tokens each computes. Groups of one template do not stay
     together: in large units ranks could not share the work evenly."""
-    groups = _groups(batch, join=False)
+    groups = _groups(batch, shares, join=False)
     group = [number for number, found in enumerate(groups) for _ in range(found.members)]
     kept, spread = (index.tolist() for index in unique_places(groups, torch.device("cpu")))
     places = [spread[begin:end] for begin, end in pairwise(batch.cu_seqlens.tolist())]

@@ -96,6 +96,7 @@ class PolicyLearner:
             budget=self.budget,
             device=self.scorer.device,
             splits=self.scorer.splits,
+            shares=self.scorer.shares,
             apart=self._at_rest(batch, credit.advantage),
         )
         self.ranks.sum_(before)

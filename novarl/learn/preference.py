@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,20 @@ SLAB = 1024
 """Sequences whose reference log-probabilities are computed at a time."""
 
 
+class Scoring(Protocol):
+    """Where a model computes, and whether what sequences begin with together is computed once."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def shares(self) -> bool: ...
+
+
 class TrajectoryLearner:
     """One optimiser update of the mean of a loss per trajectory. Subclasses say what the loss is."""
 
-    def __init__(
-        self, model: nn.Module, *, device: torch.device, optim: OptimSettings, ranks: Ranks, budget: int
-    ) -> None:
-        self.device, self.ranks, self.budget = device, ranks, budget
+    def __init__(self, model: nn.Module, scorer: Scoring, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
+        self.device, self.shares, self.ranks, self.budget = scorer.device, scorer.shares, ranks, budget
         self.optimizer = Optimizer(model, optim)
         self.splits = Splits()
 
@@ -69,6 +76,7 @@ class TrajectoryLearner:
             budget=self.budget,
             device=self.device,
             splits=self.splits,
+            shares=self.shares,
         )
         norm, rate = self.optimizer.step()
         return ledger.reduce(self.ranks) | {"grad_norm": norm, "lr": rate, "tokens": float(batch.tokens.numel())}
@@ -96,7 +104,7 @@ class PreferenceLearner(TrajectoryLearner):
         budget: int,
         options: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(model, device=scorer.device, optim=optim, ranks=ranks, budget=budget)
+        super().__init__(model, scorer, optim=optim, ranks=ranks, budget=budget)
         if loss not in preference.LOSSES or loss == "kto":
             raise ValueError(f"no loss '{loss}' on pairs")
         self.scorer, self.beta = scorer, beta
@@ -138,7 +146,7 @@ class KTOLearner(TrajectoryLearner):
         desirable_weight: float = 1.0,
         undesirable_weight: float = 1.0,
     ) -> None:
-        super().__init__(model, device=scorer.device, optim=optim, ranks=ranks, budget=budget)
+        super().__init__(model, scorer, optim=optim, ranks=ranks, budget=budget)
         self.scorer, self.beta, self.splits = scorer, beta, scorer.splits
         self.weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
         self.point = torch.zeros(())

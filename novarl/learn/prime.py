@@ -67,6 +67,7 @@ class ProcessRewards:
             budget=self.budget,
             device=self.scorer.device,
             splits=self.scorer.splits,
+            shares=self.scorer.shares,
         )
         norm, _ = self.optimizer.step()
         return ledger.reduce(self.ranks) | {"process_grad_norm": norm}

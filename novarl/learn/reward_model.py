@@ -25,9 +25,16 @@ from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
 from novarl.learn.optim import OptimSettings
 from novarl.learn.plan import piece, plan
-from novarl.learn.preference import TrajectoryLearner, answer_sums, check_reference, pair_metrics, sequences_apart
+from novarl.learn.preference import (
+    Scoring,
+    TrajectoryLearner,
+    answer_sums,
+    check_reference,
+    pair_metrics,
+    sequences_apart,
+)
 from novarl.learn.scorer import Scorer
-from novarl.models.forward import Layout
+from novarl.models.forward import Layout, shares
 from novarl.models.heads import RewardOutput, ValueModel, last_positions, token_values
 
 PAIRED = frozenset({"bt", "implicit_dpo"})
@@ -36,11 +43,9 @@ LABELLED = frozenset({"bce", "implicit_ce"})
 """Losses that learn from labelled answers."""
 
 
-class RewardScorer(Protocol):
+class RewardScorer(Scoring, Protocol):
     """The rewards of a batch's sequences, differentiable."""
 
-    @property
-    def device(self) -> torch.device: ...
     def __call__(self, batch: Batch) -> RewardOutput: ...
 
 
@@ -55,6 +60,10 @@ class HeadScorer:
     @property
     def device(self) -> torch.device:
         return self.model.head.weight.device
+
+    @property
+    def shares(self) -> bool:
+        return shares(self.model.model, self.layout)
 
     def __call__(self, batch: Batch) -> RewardOutput:
         last = last_positions(batch)
@@ -73,6 +82,10 @@ class RatioScorer:
     @property
     def device(self) -> torch.device:
         return self.scorer.device
+
+    @property
+    def shares(self) -> bool:
+        return self.scorer.shares
 
     def __call__(self, batch: Batch) -> RewardOutput:
         check_reference(batch)
@@ -97,7 +110,7 @@ class RewardModelLearner(TrajectoryLearner):
         centring: float = 0.0,
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(model, device=scorer.device, optim=optim, ranks=ranks, budget=budget)
+        super().__init__(model, scorer, optim=optim, ranks=ranks, budget=budget)
         if loss not in PAIRED | LABELLED:
             raise ValueError(f"no loss '{loss}' of a reward model")
         if isinstance(scorer, RatioScorer) != loss.startswith("implicit"):
@@ -134,7 +147,7 @@ def rewards_of(scorer: RewardScorer, batch: Batch, ranks: Ranks, budget: int) ->
     """
     each = sequences_apart(batch)
     whole = torch.zeros(each.reward.shape, dtype=each.reward.dtype)
-    for trajectories in plan(each, ranks, budget):
+    for trajectories in plan(each, ranks, budget, shares=scorer.shares):
         part, _ = piece(each, trajectories, scorer.device)
         whole[trajectories] = scorer(part).sequence.to(whole)
     ranks.sum_(whole)

@@ -13,7 +13,7 @@ from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
 from novarl.learn.fitting import Splits, fitting
 from novarl.learn.plan import piece, plan
-from novarl.models.forward import Layout, hidden_states, predicted, read_scores
+from novarl.models.forward import Layout, hidden_states, predicted, read_scores, shares
 from novarl.models.lora import without_adapters
 
 
@@ -34,6 +34,11 @@ class Scorer:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def shares(self) -> bool:
+        """Whether what sequences begin with together is computed once."""
+        return shares(self.model, self.layout)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logp, entropy, _ = self.read(batch, self.hidden(batch))
@@ -70,6 +75,6 @@ class Scorer:
                 part, index = piece(batch, trajectories, self.device)
                 whole[index] = self(part)[0].to(whole)
 
-        fitting(plan(batch, ranks, budget), attempt, self.splits)
+        fitting(plan(batch, ranks, budget, shares=self.shares), attempt, self.splits)
         ranks.sum_(whole)
         return whole

@@ -43,6 +43,7 @@ class SupervisedLearner:
             budget=self.budget,
             device=self.scorer.device,
             splits=self.scorer.splits,
+            shares=self.scorer.shares,
         )
         norm, rate = self.optimizer.step()
         record = ledger.reduce(self.ranks)

@@ -52,6 +52,11 @@ def packs(model: nn.Module) -> bool:
     return getattr(getattr(model, "config", None), "_attn_implementation", None) == PACKING_ATTENTION
 
 
+def shares(model: nn.Module, layout: Layout = "auto") -> bool:
+    """Whether what sequences begin with together is computed once in this layout."""
+    return layout in ("auto", "shared") and packs(model)
+
+
 def kernel_of(model: nn.Module) -> Kernel:
     """What computes the packed attention of `model`, as loading it has chosen (`attention.choose_kernel`)."""
     kernel: Kernel = getattr(model, "packed_kernel", "sdpa")

@@ -13,6 +13,7 @@ from novarl.data.pack import select
 from novarl.distributed.ranks import Ranks
 from novarl.learn import plan as planning
 from novarl.learn.plan import plan
+from novarl.learn.scorer import Scorer
 from novarl.models import attention, forward, packing, small_attention
 from novarl.models.packing import Gathered
 from novarl.models.prefix import Group, find_groups, unique_places
@@ -73,6 +74,19 @@ def test_a_plan_counts_what_is_computed() -> None:
         assert any(neighbours <= set(micro) for micro in cut), neighbours
 
 
+def test_a_model_that_does_not_share_has_every_token_counted() -> None:
+    batch = sharp_case(torch.float64).batch
+    budget = 150
+    assert len(plan(batch, Ranks(), budget)) == 1
+    cut = plan(batch, Ranks(), budget, shares=False)
+    assert len(cut) > 2
+    assert all(select(batch, micro)[0].tokens.numel() <= budget for micro in cut)
+    model = sharp_case(torch.float64).model
+    assert (
+        Scorer(model).shares and not Scorer(model, layout="padded").shares and not Scorer(model, layout="packed").shares
+    )
+
+
 def test_one_template_leaves_the_ranks_even() -> None:
     """Short sequences of one template are one group, which the ranks share nevertheless."""
     batch = sharp_case(torch.float64).batch
@@ -81,7 +95,7 @@ def test_one_template_leaves_the_ranks_even() -> None:
         for rank in range(size):
             mine = [one for micro in plan(batch, Ranks(rank, size), WHOLE) for one in micro]
             part, _ = select(batch, sorted(mine))
-            costs.append(sum(group.tokens for group in planning._groups(part, join=False)))
+            costs.append(sum(group.tokens for group in planning._groups(part, True, join=False)))
         assert max(costs) < 1.1 * sum(costs) / size, costs
 
 

@@ -102,7 +102,7 @@ def test_a_few_at_rest_learn_along(monkeypatch: pytest.MonkeyPatch) -> None:
     short, said, some = update(monkeypatch, SURROGATES["ppo_clip"])
     batch = sharp_case(torch.float64).batch
     resting_part, _ = select(batch, settled(batch)[0].nonzero().flatten().tolist())
-    resting = sum(group.tokens for group in planning._groups(resting_part))
+    resting = sum(group.tokens for group in planning._groups(resting_part, True))
     monkeypatch.setattr(planning, "FEW", resting + 1)
     whole, also, every = update(monkeypatch, SURROGATES["ppo_clip"])
     assert some < every == batch.tokens.numel()

@@ -65,7 +65,7 @@ def _ours(place: Place, extra: Sequence[str]) -> Run:
     _, scored = run("scored", f"steps={MOST}", f"eval_every={EVERY}", "eval.n=500")
     if (steps := next((int(line["step"]) for _, line in scored if good(line)), None)) is None:
         raise NotReachedError(f"our run of seed {place.round} did not reach {ENOUGH:.0%} in {MOST} steps")
-    began, timed = run("timed", f"steps={steps}", "eval.n=1")
+    began, timed = run("timed", f"steps={steps}", "eval.n=0")
     found = _reached([0.0, *(time - began for time, _ in timed)], steps, {"seed": place.round, "words": list(extra)})
     columns = {"prompt": "prompt_tokens", "answer": "completion_tokens"}
     stages = {"generation": "time/rollout_s", "learn": "time/update_s"}

@@ -94,9 +94,11 @@ def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *,
         "answer_key": config.answer_key,
     }
     if task is not None:
-        held_out, counts = load_rl(raw(task.rows("held_out", seed=0)[: config.eval.n]), **options)
-        if isinstance(config, EvalConfig):
-            return Rows([], held_out, counts, bad)
+        held_out: list[Prompt] = []
+        if config.eval.n:
+            held_out, counts = load_rl(raw(task.rows("held_out", seed=0)[: config.eval.n]), **options)
+            if isinstance(config, EvalConfig):
+                return Rows([], held_out, counts, bad)
         train, counts = load_rl(raw(task.rows("train", seed=0)), **options)
         return Rows(train, held_out, counts, bad)
     assert config.data is not None

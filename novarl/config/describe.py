@@ -142,6 +142,8 @@ def _training(config: TrainConfig) -> list[str]:
 
 
 def _greedy(n: int, k: int, when: str = "") -> str:
+    if n == 0:
+        return "Evaluates nothing."
     samples = f", and {k} samples of each for pass@1 to pass@{k}" if k else ""
     return f"Evaluates{when} on at most {n:,} held-out rows: one greedy response{samples}."
 

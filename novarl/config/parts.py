@@ -142,8 +142,21 @@ class Evaluation(Sampled):
 class HeldOut(Evaluation):
     """The evaluations of a training run: before, after and every `eval_every` steps."""
 
+    n: Whole = 500
+    """The most held-out rows to answer; 0: the run is not evaluated."""
     data: Text | None = None
     """Held-out rows for `data`; null: some of its own rows are set aside. A task brings its own."""
+
+    @model_validator(mode="after")
+    def _there_is_something_to_answer(self) -> HeldOut:
+        for name in ("k", "data"):
+            refuse(
+                self.n == 0 and bool(getattr(self, name)),
+                f"eval.{name}",
+                "with eval.n=0 the run is not evaluated",
+                f"leave one of eval.n and eval.{name} out",
+            )
+        return self
 
 
 class Rows(Node):

@@ -116,6 +116,12 @@ class RLConfig(TrainConfig):
             "the moving average of adapters is not that of the weights they stand for",
             "use kl.reference=start (the base without its adapters), or lora.rank=0",
         )
+        refuse(
+            self.eval.n == 0 and self.eval_every is not None,
+            "eval_every",
+            "with eval.n=0 the run is not evaluated",
+            "leave one of the two out",
+        )
         self._groups_are_large_enough()
         self._updates_divide()
         return self

@@ -237,3 +237,17 @@ def test_a_fault_of_ours_is_code_1(folder: Path) -> None:
     process = start(*COMMANDS["rl on rows"], "run_dir=run", planted=planted)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1 and "Traceback" in err and "This is a fault in NovaRL" in err
+
+
+@pytest.mark.parametrize("words", ["rl on a task", "rl on rows"])
+def test_without_evaluation_the_same_is_learnt(words: str, folder: Path) -> None:
+    """On a task to the bit; of a file, the rows that are not held out are learnt from."""
+    for name, count in (("measured", 2), ("not", 0)):
+        finished(*COMMANDS[words], "steps=2", f"eval.n={count}", f"run_dir={name}")
+    assert summary(folder / "measured")["after"] is not None
+    without = summary(folder / "not")
+    assert without["before"] is without["after"] is None and without["rows"]["held_out"] == 0
+    assert not any(key.startswith("eval/") for line in metrics(folder / "not") for key in line)
+    if words == "rl on a task":
+        one, other = weights(folder / "measured"), weights(folder / "not")
+        assert one and all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())

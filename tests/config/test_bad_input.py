@@ -63,6 +63,8 @@ ON_A_TASK = [
     ("data=rows.jsonl", "data", "task=sort and data=rows.jsonl are both given", "steps=1"),
     ("prompt_key=q", "prompt_key", "names a column of a data file", "steps=1"),
     ("eval.data=x", "eval.data", "brings its own held-out rows", "eval.n=5"),
+    ("eval.n=0 & eval_every=2", "eval_every", "the run is not evaluated", "eval.n=1 & eval_every=2"),
+    ("eval.n=0 & eval.k=2", "eval.k", "the run is not evaluated", "eval.n=0"),
     ("resume=auto", "resume", "looks in run_dir", "resume=auto & run_dir=x"),
     ("rollout.max_turns=2", "rollout.max_turns", "nobody answers", "max_turns=2 & env_path=e.py"),
     ("kl.type=loss & kl.estimator=k1", "kl.estimator", "zero gradient", "kl.type=reward & kl.estimator=k1"),

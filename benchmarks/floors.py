@@ -26,14 +26,17 @@ from typing import Any
 
 from benchmarks.sides import Run, our_python
 
-REPEATS, STARTS = 7, 3
+REPEATS = 7
 ROWS, DECODE_ROWS, WIDTH, INNER = 4096, 64, 512, 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Measured: GFLOP/s of products in the shapes of training and of decoding, GB/s from memory, and the seconds in
-    which Python imports torch, and torch with transformers' Llama and tokenizer."""
+    which Python imports torch, and torch with transformers' Llama and tokenizer.
+
+    They are those of a moment, and machines swing: a round's are the better of what was found before and after it.
+    """
 
     train_fp32: float
     decode_fp32: float
@@ -43,6 +46,14 @@ class Rates:
     torch: float
     transformers: float
 
+    def better(self, other: Rates) -> Rates:
+        """The faster of the two in each."""
+        rates = ("train_fp32", "decode_fp32", "train_bf16", "decode_bf16", "bandwidth")
+        found = {name: max(getattr(self, name), getattr(other, name)) for name in rates}
+        return Rates(**found, **{name: min(getattr(self, name), getattr(other, name)) for name in SECONDS})
+
+
+SECONDS = ("torch", "transformers")
 
 Floor = Callable[[Path, Mapping[str, Run], Rates], dict[str, float]]
 """The least seconds of a side, in all or of its parts, given the runs of a round."""
@@ -96,7 +107,7 @@ def floor_seconds(size: Size, rates: Rates, prompt: int, groups: int, answers: S
 
 
 def measure(device: str) -> Rates:
-    """The best of REPEATS of each, in this process; of float32 products, by the fastest library and weights' layout."""
+    """The best of REPEATS products each, of float32 by the fastest library and weights' layout; imports once."""
     import torch
 
     from novarl.algos import products
@@ -131,9 +142,9 @@ def measure(device: str) -> Rates:
 
 
 def _imported(what: str) -> float:
-    """The best of STARTS, in processes of their own."""
+    """In a process of its own."""
     command = [our_python(), "-c", f"import gc; gc.disable(); {what}"]
-    return _best(lambda: subprocess.run(command, check=True), lambda: None, STARTS)
+    return _best(lambda: subprocess.run(command, check=True), lambda: None, 1)
 
 
 def _best(work: Callable[[], object], wait: Callable[[], None], repeats: int = REPEATS) -> float:

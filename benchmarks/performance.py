@@ -12,12 +12,14 @@ import json
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -72,16 +74,20 @@ def measure(
     runs: dict[str, list[Run]] = {side: [] for side in workload.sides}
     if kept is not None:
         runs |= {side: [Run(**run) for run in past] for side, past in kept["runs"].items() if side not in again}
-    rates = Rates(**json.loads(_alone([sys.executable, "-m", "benchmarks.floors", place.device], place)))
+    looks = [_rates(place)]
     for number in range(rounds):
         wanted = [side for side in workload.sides if kept is None or side in again]
         if number > 0:
             wanted = [side for side in wanted if side in _needed(workload, runs)]
         for side in wanted:
             stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{side.replace(' ', '-')}"
-            found = workload.sides[side](replace(place, out=place.out / stamp, round=number))
+            here = replace(place, out=place.out / stamp, round=number)
+            found = workload.sides[side](here)
             runs[side].append(found)
             print(f"{name} round {number + 1}: {side:13}", _said(workload, found), flush=True)
+            shutil.rmtree(here.out)  # checkpoints of some rounds would fill a disk
+        looks.append(_rates(place))
+    rates = [before.better(after) for before, after in pairwise(looks)]
     floors = {side: _floored(workload, side, place, runs, rates) for side in workload.floors}
     best = winner(workload, runs)
     goals = {goal.name: judge(goal, runs, best) for goal in workload.goals}
@@ -94,7 +100,7 @@ def measure(
         "best": best,
         "goals": goals,
         "floors": floors,
-        "rates": asdict(rates),
+        "rates": {name: median(asdict(found)[name] for found in rates) for name in asdict(rates[0])},
         "again": list(again),
         "threads": place.threads,
         "machine": report.machine() | {"device": place.device},
@@ -154,14 +160,14 @@ def ratio_of_medians(
 
 
 def _floored(
-    workload: Workload, side: str, place: Place, runs: Mapping[str, list[Run]], rates: Rates
+    workload: Workload, side: str, place: Place, runs: Mapping[str, list[Run]], rates: Sequence[Rates]
 ) -> dict[str, float]:
     """A side's least seconds, in all and of its parts; notes in each of its runs what share of them was reached."""
     floors = []
     for index, run in enumerate(runs[side]):
         # Fewer rounds of another side than of this one, where one was measured again: its last stands for the rest.
         together = {other: past[min(index, len(past) - 1)] for other, past in runs.items() if past}
-        floors.append(workload.floors[side](place.home, together, rates))
+        floors.append(workload.floors[side](place.home, together, rates[min(index, len(rates) - 1)]))
         run.numbers |= {f"{part}_share": least / run.numbers[part] for part, least in floors[-1].items()}
     return {part: fmean(floor[part] for floor in floors) for part in floors[0]}
 
@@ -208,10 +214,12 @@ def _said(workload: Workload, run: Run) -> str:
     return "  ".join(f"{name} {number_said(name, run.numbers[name])}" for name in workload.shown if name in run.numbers)
 
 
-def _alone(command: Sequence[str], place: Place) -> str:
+def _rates(place: Place) -> Rates:
+    """What the machine can do now, in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": str(place.threads), "MKL_NUM_THREADS": str(place.threads)}
-    words = [*shlex.split(place.prefix), *command]
-    return subprocess.run(words, text=True, capture_output=True, check=True, env=environment).stdout.splitlines()[-1]
+    words = [*shlex.split(place.prefix), sys.executable, "-m", "benchmarks.floors", place.device]
+    said = subprocess.run(words, text=True, capture_output=True, check=True, env=environment).stdout
+    return Rates(**json.loads(said.splitlines()[-1]))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ children held in RAM, above what they held when training began. TRL runs without
 with sdpa. "best" is the fastest of the named ways to split its batch; those more than a quarter behind in the first
 round drop out. `MKL_CBWR`, which exact bits need, is set for us and not for it. Answers are noise of the model's length
 law; their lengths are shown. The commit under a section is that of our side; none: a working tree without one. From
-b6bed3c on we run, as the peers do, in a virtualenv with what users install: transformers imports what else it finds."""
+b6bed3c on we run, as the peers do, in a virtualenv with what users install: transformers imports what else it finds.
+What the machine can do is measured before and after each round, whose floor is that of the better of the two."""
 
 
 def load() -> dict[str, Any]:
@@ -115,7 +116,7 @@ def _floors_said(record: Mapping[str, Any], middle: Mapping[str, Mapping[str, fl
     if "torch" in rates:  # pages of earlier code have no such measure
         importing = f" Importing torch takes {rates['torch']:.2f} s, with transformers {rates['transformers']:.2f} s."
     return (
-        f"Floor on this machine, by the formulas in `benchmarks/floors.py`: {'; '.join(sides)}, at "
+        f"Floor on this machine, by the formulas in `benchmarks/floors.py`: {'; '.join(sides)}, with a median of "
         f"{rates['train_fp32']:.0f} GFLOP/s in training's products, {rates['decode_fp32']:.0f} in decoding's (in bf16 "
         f"{rates['train_bf16']:.0f} and {rates['decode_bf16']:.0f}) and {rates['bandwidth']:.0f} GB/s.{importing}"
     )

@@ -71,7 +71,21 @@ def _ours(place: Place, extra: Sequence[str]) -> Run:
     stages = {"generation": "time/rollout_s", "learn": "time/update_s"}
     means = {name: fmean(line[column] for _, line in timed[1:]) for name, column in (columns | stages).items()}
     found.numbers |= means | {name: means[name] / (PROMPTS * SAMPLES) for name in columns}
+    found.numbers["distinct"] = found.numbers["answer"] * fmean(
+        distinct_share(path) for path in (place.out / "timed" / "rollouts").glob("*.jsonl")
+    )
     return found
+
+
+def distinct_share(rollouts: Path) -> float:
+    """Of the tokens of a step's answers, how many are left if what answers to one prompt begin with counts once."""
+    tokens, beginnings = 0, set()
+    for line in rollouts.read_text().splitlines():
+        answer = json.loads(line)
+        ids = tuple(answer["text"].encode()) + (-1,) * (answer["finish_reason"] == "stop")  # a byte is a token
+        tokens += len(ids)
+        beginnings |= {(answer["group"], ids[:end]) for end in range(1, len(ids) + 1)}
+    return len(beginnings) / tokens
 
 
 def until_good_trl(per_device: int, *, rate: float = TRL_RATE, bf16: bool = False) -> Side:
@@ -126,9 +140,10 @@ def _reached(times: list[float], steps: int, about: dict[str, object]) -> Run:
 
 
 def reaching_floor(home: Path, runs: Mapping[str, Run], rates: Rates) -> dict[str, float]:
-    """The least seconds: torch imported, then as many steps as ours took, each at the floor of its tokens."""
+    """The least seconds: torch imported, then as many steps as ours took, each at the floor of its tokens, of which
+    those that answers to one prompt begin with need be computed once."""
     mine = runs["ours"].numbers
-    size, answers = Size.of(next((home / "start").glob(WARMED))), [mine["answer"]] * (PROMPTS * SAMPLES)
+    size, answers = Size.of(next((home / "start").glob(WARMED))), [mine["distinct"]] * (PROMPTS * SAMPLES)
     step = floor_seconds(size, rates, round(mine["prompt"]), PROMPTS, answers)["seconds"]
     return {"seconds": rates.torch + mine["steps"] * step, "start": rates.torch + step, "step_seconds": step}
 

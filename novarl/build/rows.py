@@ -94,11 +94,10 @@ def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *,
         "answer_key": config.answer_key,
     }
     if task is not None:
-        held_out: list[Prompt] = []
-        if config.eval.n:
-            held_out, counts = load_rl(raw(task.rows("held_out", seed=0)[: config.eval.n]), **options)
-            if isinstance(config, EvalConfig):
-                return Rows([], held_out, counts, bad)
+        asked = raw(task.rows("held_out", seed=0)[: config.eval.n])
+        if isinstance(config, EvalConfig):
+            return Rows([], *load_rl(asked, **options), bad)
+        held_out = load_rl(asked, **options)[0] if asked else []
         train, counts = load_rl(raw(task.rows("train", seed=0)), **options)
         return Rows(train, held_out, counts, bad)
     assert config.data is not None

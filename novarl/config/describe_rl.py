@@ -237,7 +237,8 @@ def _objectives(config: RLConfig) -> str | None:
         f"{'more' if spec.direction == 'max' else 'less'} {name} (weight {spec.weight:g})"
         for name, spec in section.objectives.items()
     )
-    return f"Objectives: {found}; combined by {section.method}, each in units of its standard deviation."
+    front = " Without evaluations (eval.n=0) there is no front." if config.eval.n == 0 else ""
+    return f"Objectives: {found}; combined by {section.method}, each in units of its standard deviation.{front}"
 
 
 def _unit(config: RLConfig) -> str:

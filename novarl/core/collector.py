@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 OFTEN = 20_000
-"""New objects after which the collector looks for cycles among them. Python's 700 are made several times in a small
-model's step, which costs some percent of it; what is large, tensors, goes with its last reference."""
+"""New objects after which the collector looks for cycles among them. Python's 700 are made many times in a step; what
+is large, tensors, goes with its last reference."""
 
 
 @contextmanager

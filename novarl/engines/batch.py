@@ -42,7 +42,7 @@ _FIRST_COLUMNS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Running:
     """What a request has that is no counter: its random stream, and how it stops, where eos is not all."""
 
     request: Request
@@ -65,7 +65,7 @@ class Batch:
         self._eos_ids = np.array(eos_ids, np.int64)
         rows = round_up(max_batch, ROWS)
         self._cache = runner.new_cache()
-        self._rows: list[Row] = []
+        self._running: list[Running] = []
         self._state = np.zeros(0, _STATE)
         self._branches = np.zeros(0, _BRANCH)
         self._sampled = np.zeros((rows, _FIRST_COLUMNS), _SAMPLED)
@@ -77,10 +77,10 @@ class Batch:
     @property
     def free(self) -> int:
         """How many more requests may arrive."""
-        return self._max_batch - len(self._rows)
+        return self._max_batch - len(self._running)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._running)
 
     def step(
         self, arrivals: Sequence[tuple[Sequence[Request], Prefill]], version: int
@@ -90,10 +90,10 @@ class Batch:
         Returns the requests that ended with it. `version` is that of the weights, written beside each token.
         """
         # Decoding goes first: the rows that pad it to a multiple of ROWS are those that arrivals will overwrite.
-        logits = [self._decode_branches()] if self._rows else []
+        logits = [self._decode_branches()] if self._running else []
         if arrivals:
             self._add(arrivals)
-            streams, samplings = [row.stream for row in self._rows], [row.request.sampling for row in self._rows]
+            streams, samplings = [one.stream for one in self._running], [one.request.sampling for one in self._running]
             self._parameters = Parameters.of(streams, samplings, self._runner.device)
             self._watch()
             logits += [prefill.logits[None] for _, prefill in arrivals]
@@ -106,7 +106,7 @@ class Batch:
 
     def drop_cancelled(self) -> None:
         """Let go of the requests that nobody waits for any more."""
-        waited_for = np.array([not row.request.future.done() for row in self._rows], bool)
+        waited_for = np.array([not one.request.future.done() for one in self._running], bool)
         self._keep(np.flatnonzero(waited_for), self._branches["last"][self._state["branch"]])
 
     def _decode_branches(self) -> Tensor:
@@ -146,8 +146,8 @@ class Batch:
                 sampling = request.sampling
                 own_rule = sampling.stop or sampling.stop_tokens
                 stops = StopRule(sampling.stop_tokens, sampling.stop, self._decode) if own_rule else None
-                state.append((branch, 0, request.limit, int(self._slots[len(self._rows)])))
-                self._rows.append(Row(request, derive(sampling.seed, request.key), stops))
+                state.append((branch, 0, request.limit, int(self._slots[len(self._running)])))
+                self._running.append(Running(request, derive(sampling.seed, request.key), stops))
         self._state = np.concatenate([self._state, np.array(state, _STATE)])
         lengths = [(len(prefill.prompt), 0) for _, prefill in arrivals]
         self._branches = np.concatenate([self._branches, np.array(lengths, _BRANCH)])
@@ -160,7 +160,7 @@ class Batch:
 
     def _watch(self) -> None:
         """Which requests have a rule of their own to stop."""
-        self._watched = [index for index, row in enumerate(self._rows) if row.stops is not None]
+        self._watched = [index for index, one in enumerate(self._running) if one.stops is not None]
 
     def _accept(self, choice: Choice, version: int) -> list[tuple[Request, Completion]]:
         """Record one chosen token a request, and let the requests that end with it go."""
@@ -178,27 +178,29 @@ class Batch:
 
         stopped = (tokens[:, None] == self._eos_ids).any(1)
         for index in self._watched:
-            stops = self._rows[index].stops
+            stops = self._running[index].stops
             stopped[index] |= stops is not None and stops.feed(int(tokens[index]))
         ended = stopped | (state["count"] >= state["limit"])
         finished = [
-            (self._rows[index].request, self._completion(index, bool(stopped[index])))
+            (self._running[index].request, self._completion(index, bool(stopped[index])))
             for index in np.flatnonzero(ended).tolist()
         ]
-        if finished or not self._goes_on(tokens):
+        going_on = None if finished else self._unparted(tokens)
+        if going_on is None:
             self._keep(np.flatnonzero(~ended), tokens)
+        else:
+            self._branches["last"] = going_on
         return finished
 
-    def _goes_on(self, tokens: NDArray[np.int64]) -> bool:
-        """Whether every branch goes on as it is and where it is; if so, with which token."""
+    def _unparted(self, tokens: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """The token that each branch goes on with; None where one forks, or its place is not of its size any more."""
         if len(self._places) != len(self._branches) or (self._sizes(self._branches["length"]) != self._places).any():
-            return False
+            return None
         branch = self._state["branch"]
-        first = np.flatnonzero(np.diff(branch, prepend=-1))
-        if len(first) < len(branch) and (tokens != tokens[first][branch]).any():
-            return False
-        self._branches["last"] = tokens[first]
-        return True
+        chosen = tokens[np.flatnonzero(np.diff(branch, prepend=-1))]
+        if len(chosen) < len(branch) and (tokens != chosen[branch]).any():
+            return None
+        return chosen
 
     def _completion(self, index: int, stopped: bool) -> Completion:
         sampled = self._sampled[self._state["slot"][index], : self._state["count"][index]]
@@ -225,7 +227,7 @@ class Batch:
         order = np.argsort(state["branch"], kind="stable")
         self._state = state[order]
         self._slots = np.concatenate([self._state["slot"], _others(self._state["slot"], len(self._slots))])
-        self._rows = [self._rows[index] for index in staying[order].tolist()]
+        self._running = [self._running[index] for index in staying[order].tolist()]
         self._parameters = self._parameters.of_rows(torch.from_numpy(staying[order]).to(self._runner.device))
         self._watch()
 

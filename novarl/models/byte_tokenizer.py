@@ -114,7 +114,7 @@ class ByteTokenizer:
 
 
 def _written(*, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """What `CHAT_TEMPLATE` says, without the sandbox, which for some thousand prompts takes longer than a step."""
+    """What `CHAT_TEMPLATE` says, without importing jinja2 and rendering some thousand prompts in its sandbox."""
     turns = []
     for message in messages:
         role = message.get("role", "")

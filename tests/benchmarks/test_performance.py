@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from benchmarks.floors import Rates, Size, floor_seconds, grouped
 from benchmarks.launch import launch
 from benchmarks.models import Shape, build, obey
 from benchmarks.performance import contenders, judge, line, merged, ratio_of_medians, winner
-from benchmarks.reaching import ahead_floor, reaching_floor
-from benchmarks.sides import Run
-from benchmarks.workloads import WORKLOADS, Goal, fast
+from benchmarks.reaching import ahead_floor, distinct_share, reaching_floor
+from benchmarks.sides import Place, Run
+from benchmarks.workloads import WORKLOADS, Goal, Workload, fast
 from novarl.core.seeds import derive
 from novarl.data.stream import Stream
 
@@ -165,12 +165,40 @@ def test_floors_of_reaching_a_score_by_hand(tmp_path: Path) -> None:
     folder = tmp_path / "start" / "checkpoints" / "warmup-000001" / "model"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(shape))
-    mine = {"steps": 3.0, "start": 2.0, "prompt": 4.0, "answer": 5.0, "generation": 0.3, "learn": 0.2}
+    mine = {"steps": 3.0, "start": 2.0, "prompt": 4.0, "answer": 5.0, "distinct": 2.0, "generation": 0.3, "learn": 0.2}
     found = reaching_floor(tmp_path, {"ours": Run(mine)}, RATES)
-    step = floor_seconds(Size.of(folder), RATES, 4, 16, [5.0] * 128)["seconds"]
+    step = floor_seconds(Size.of(folder), RATES, 4, 16, [2.0] * 128)["seconds"]
     assert step > 0 and found == {"seconds": 1.5 + 3 * step, "start": 1.5 + step, "step_seconds": step}
     # The first step and two more, each as long as the longer of its two stages.
     assert ahead_floor(tmp_path, {"in turn": Run(mine)}, RATES)["seconds"] == pytest.approx(2.0 + 2 * 0.3)
+
+
+def test_what_answers_to_one_prompt_begin_with_is_computed_once(tmp_path: Path) -> None:
+    answers = [(0, "ab", "stop"), (0, "ab", "stop"), (0, "ac", "length"), (1, "ab", "stop")]
+    lines = [json.dumps({"group": group, "text": text, "finish_reason": end}) for group, text, end in answers]
+    (tmp_path / "step.jsonl").write_text("\n".join(lines))
+    # ab and its end, c beside b; and another prompt's three: 7 of 11.
+    assert distinct_share(tmp_path / "step.jsonl") == pytest.approx(7 / 11)
+
+
+def test_a_round_has_the_better_rates_of_before_and_after_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    looks = [replace(RATES, train_fp32=rate, torch=start) for rate, start in ((100.0, 1.0), (50.0, 3.0), (80.0, 2.0))]
+    left: list[Path] = []
+
+    def side(place: Place) -> Run:
+        place.out.mkdir(parents=True)
+        left.append(place.out)
+        return Run({"learn": 1.0})
+
+    def floor(home: Path, found: object, rates: Rates) -> dict[str, float]:
+        return {"learn": rates.train_fp32 / 200 + rates.torch}
+
+    monkeypatch.setattr(performance, "_rates", lambda place: looks[len(left)])
+    workload = Workload("w", {"ours": side}, [Goal("g", "learn_share", "ours", at_least=0.8)], floors={"ours": floor})
+    found = performance.measure("w", workload, Place(tmp_path, tmp_path, 0), rounds=2)
+    assert [run["numbers"]["learn_share"] for run in found["runs"]["ours"]] == [1.5, 2.4]
+    assert found["rates"]["train_fp32"] == 90.0 and found["rates"]["torch"] == 1.5
+    assert len(left) == 2 and not any(path.exists() for path in left)
 
 
 @pytest.mark.parametrize(

@@ -244,11 +244,9 @@ def test_ctrl_c_saves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         return update(self, batch)
 
-    with lightly():
-        monkeypatch.setattr(PreferenceLearner, "update", interrupted)
+    with lightly(), monkeypatch.context() as patch:
+        patch.setattr(PreferenceLearner, "update", interrupted)
         assert novarl(*DPO, "data=pairs.jsonl", "run_dir=run").code == 130
     assert json.loads((folder / "run" / "summary.json").read_text())["status"] == "stopped"
-    monkeypatch.undo()
-    os.chdir(folder)
     finished(*DPO, "data=pairs.jsonl", "run_dir=run", "resume=auto")
     assert summary(folder / "run")["steps"] == 2

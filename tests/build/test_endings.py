@@ -108,14 +108,12 @@ def test_a_fault_of_ours_is_raised_and_leaves_nothing_behind(folder: Path, monke
         raise ZeroDivisionError
 
     (folder / "mine.py").write_text("def reward_fn(messages, answer): return 1.0")
-    monkeypatch.setattr(Judge, "__call__", fault)
     handlers = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
-    with pytest.raises(ZeroDivisionError) as raised:
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError) as raised:
+        patch.setattr(Judge, "__call__", fault)
         novarl("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=run")
     assert "This is a fault in NovaRL" in raised.value.__notes__[0]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
-    monkeypatch.undo()
-    os.chdir(folder)
     finished("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=run", "resume=auto")
 
 

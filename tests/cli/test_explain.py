@@ -69,6 +69,10 @@ PARTS = {
     "multi_objective=true multi_objective.objectives=[reward,kl_penalty]": (
         "more reward (weight 1), less kl (weight 1); combined by weighted_sum",
     ),
+    "multi_objective=true multi_objective.objectives=[reward,kl_penalty] eval.n=0": (
+        "each in units of its standard deviation. Without evaluations (eval.n=0) there is no front.",
+        "Evaluates nothing.",
+    ),
     "adv.estimator=constant adv.constant=0.5": ("compared with 0.5",),
 }
 

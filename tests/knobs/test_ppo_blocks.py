@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,7 +117,7 @@ def digits() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """What a small run reports, without its times, and the weights that it ends with. Kept."""
+    """What a small run reports, without its times, and the weights that it ends with. These are kept, not the run."""
     folder = tmp_path_factory.mktemp("blocks")
     data = write_rows(folder / "rows.jsonl", questions())
     known: dict[str, Run] = {}
@@ -126,6 +127,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
             place = folder / str(len(known))
             finished(*BASE, *(word for word in words.split(" & ") if word), f"data={data}", f"run_dir={place}")
             known[words] = metrics(place), weights(place)
+            shutil.rmtree(place)
         return known[words]
 
     return run

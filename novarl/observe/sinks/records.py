@@ -1,4 +1,4 @@
-"""How a record lies in an event file: TensorFlow's framing, whose own writer takes longer to import than a step takes.
+"""How a record lies in an event file: TensorFlow's framing, without importing TensorBoard's writer of it.
 
     uint64 length, uint32 checksum of it, the record, uint32 checksum of that        (little-endian)
 

@@ -191,6 +191,8 @@ def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
             "less_than_equal": "at most",
         }[kind]
         return f"must be {word} {limit}, got {got}", "choose a value in this range"
+    if kind == "too_cold":
+        return f"must be 0 or at least {context['least']}, got {got}", "for greedy answers write 0"
     if kind == "value_error":
         return f"{context['error']}, got {got}", "write key: value"
     return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {got}", "see its line in docs/names.md"

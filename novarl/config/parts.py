@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from novarl.core.errors import NovaError
+from novarl.core.types import COLDEST
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
@@ -49,13 +51,20 @@ class Sampled(Node):
     """A distribution to sample from; nothing is trained on these samples, so its support may be cut."""
 
     temperature: AtLeast0 = 1.0
-    """0 is greedy."""
+    """0 is greedy; else at least 1e-4."""
     top_k: Whole = 0
     """Only the k likeliest tokens; 0: all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Only the likeliest tokens that together hold this probability."""
     min_p: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Only tokens at least this likely, relative to the likeliest."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_not_too_cold(cls, value: float) -> float:
+        if 0 < value < COLDEST:
+            raise PydanticCustomError("too_cold", "must be 0 or at least {least}", {"least": f"{COLDEST:g}"})
+        return value
 
 
 class Talk(Sampled):
@@ -100,7 +109,7 @@ class Episode(Node):
 class Rollout(Episode):
     """How training answers are sampled: always from the full distribution, so that the learner knows what it was."""
 
-    temperature: Above0 = 1.0
+    temperature: Annotated[float, Field(ge=COLDEST)] = 1.0
     """The learner's log-probabilities are taken at this temperature too."""
     staleness: Literal[0, 1] = 0
     """1: while a step's answers are learnt from, a second process samples the next step's, from weights that are one

@@ -44,6 +44,10 @@ class Prompt:
     conversational: bool = True
 
 
+COLDEST = 1e-4
+"""The lowest temperature beside 0: below, logits divided by it would leave float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample: temperature 0 is greedy; `top_k=0`, `top_p=1.0`, `min_p=0.0` keep the full support.

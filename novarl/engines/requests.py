@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from novarl.core.errors import NovaError
-from novarl.core.types import Completion, Sampling
+from novarl.core.types import COLDEST, Completion, Sampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ def checked_limit(prompt: Sequence[int], sampling: Sampling, *, context: int, vo
             fix="use the tokenizer that belongs to the model",
         )
     ranges = {
-        "temperature": (sampling.temperature >= 0, "at least 0"),
+        "temperature": (sampling.temperature == 0 or sampling.temperature >= COLDEST, f"0 or at least {COLDEST:g}"),
         "top_k": (sampling.top_k >= 0, "at least 0 (0: off)"),
         "top_p": (0 < sampling.top_p <= 1, "above 0 and at most 1 (1: off)"),
         "min_p": (0 <= sampling.min_p <= 1, "from 0 to 1 (0: off)"),

@@ -135,7 +135,7 @@ def test_every_snippet_has_something_to_leave() -> None:
     )
 
 
-@pytest.mark.parametrize(("body", "name"), zip(PYTHON, LEFT, strict=False), ids=LEFT)
+@pytest.mark.parametrize(("body", "name"), list(zip(PYTHON, LEFT, strict=False)), ids=LEFT)
 def test_snippets(body: str, name: str) -> None:
     left: dict[str, Any] = {"__name__": "snippet"}
     with lightly():

@@ -26,6 +26,7 @@ def test_the_limit_is_max_tokens_or_what_the_context_leaves() -> None:
         ([1, 4], {}, ["1 to 4", "0 to 3"]),
         ([-1], {}, ["-1"]),
         ([1], {"temperature": -0.5}, ["sampling.temperature", "-0.5"]),
+        ([1], {"temperature": 1e-45}, ["sampling.temperature", "0 or at least 0.0001"]),
         ([1], {"temperature": float("nan")}, ["sampling.temperature", "nan"]),
         ([1], {"top_p": 0.0}, ["sampling.top_p"]),
         ([1], {"top_p": 1.5}, ["sampling.top_p"]),

@@ -41,22 +41,25 @@ class LoraSettings:
 def targets(model: nn.Module, settings: LoraSettings) -> list[str]:
     """The full names of the layers that get an adapter. The head gets none: log-probabilities read its weight directly.
 
-    Raises NovaError where peft is missing, where the model has no linear layer, or where a name fits none.
+    Raises NovaError where peft is missing, where the model has no linear layer, where a name fits none, or where the
+    rank is above that of every layer's weight.
     """
     _peft()
     head = model.get_output_embeddings()  # type: ignore[operator]
-    linear = [name for name, module in model.named_modules() if module is not head and _is_linear(module)]
+    linear = {name: module for name, module in model.named_modules() if module is not head and _is_linear(module)}
     if not linear:
         raise NovaError(
             f"{type(model).__name__} has no linear layers that LoRA could adapt", where="lora.rank", fix="lora.rank=0"
         )
-    if settings.target is None:
-        return linear
-    for wanted in settings.target:
+    for wanted in settings.target or ():
         if not any(_ends(name, wanted) for name in linear):
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             raise NovaError(f"no linear layer is called {wanted}", where="lora.target", fix=f"one of {known}")
-    return [name for name in linear if any(_ends(name, wanted) for wanted in settings.target)]
+    names = [name for name in linear if settings.target is None or any(_ends(name, end) for end in settings.target)]
+    if (most := max(min(linear[name].weight.shape) for name in names)) < settings.rank:
+        fix = f"at most {most}, usually 8 to 64"
+        raise NovaError(f"{settings.rank:,} is above the rank of every layer's weight", where="lora.rank", fix=fix)
+    return names
 
 
 def inject(model: nn.Module, settings: LoraSettings, *, seed: int) -> None:

@@ -79,5 +79,5 @@ def _unless_stopped(summary: dict[str, Any]) -> dict[str, Any]:
             fix="make room, then go on from the last checkpoint with resume=auto",
         )
     if summary["status"] == "stopped":
-        raise KeyboardInterrupt(f"stopped after step {summary['steps']}, and saved")
+        raise KeyboardInterrupt(f"stopped after {summary['stopped_after']}, and saved")
     return summary

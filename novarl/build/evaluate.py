@@ -34,7 +34,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     """Evaluate, print the score with its interval, and return what summary.json holds."""
     began = time.perf_counter()
     device, ranks = start(config.device, config.threads, config.seed)
-    opened = open_run("eval", config.run_dir, None, ranks)
+    opened = open_run(config, ranks)
     task = find_task(config.task, dict(config.task_options)) if config.task else None
     policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device)
     max_tokens = config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS)

@@ -71,11 +71,13 @@ def run_preference(
 ) -> dict[str, Any]:
     """Train, and return what summary.json holds. `status` is "done", or "stopped" after Ctrl-C."""
     device, ranks = start(config.device, config.threads, config.seed)
-    opened = open_run(config.kind, config.run_dir, config.resume, ranks)
+    opened = open_run(config, ranks)
     state = opened.state
     policy = read_policy(config, opened, device)
     adapt(config, policy, state)
     rows = preference_rows(config, plan, policy)
+    if state is not None:
+        rows.check_same(state["facts"], opened.rundir.path)
     steps = config.steps or max(1, math.ceil((config.epochs or 1.0) * len(rows.train) / config.batch_size))
     if (ended := opened.finished(config.kind, steps=steps, model=config.model)) is not None:
         return ended
@@ -138,19 +140,16 @@ def _begin(
         session.bus.sinks += open_sinks(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
-    session.bus.event(
-        "start",
-        run_dir=str(session.rundir.path),
+    session.announce(
+        base.opened,
         device=str(device),
         seed=config.seed,
         model=config.model,
         attention=kernel_of(base.policy.model),
     )
-    for trouble in base.opened.troubles:
-        session.bus.event("alert", message=f"resuming from an earlier checkpoint: {trouble}")
     if state is None:
         rows.report(session.bus)
-        session.facts |= {"rows": rows.summary(), "model": config.model, "loss": plan.loss}
+        session.facts |= {**rows.facts(), "model": config.model, "loss": plan.loss}
         keep_base(config, base.policy, base.opened, session.ranks)
 
 

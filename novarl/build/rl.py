@@ -21,7 +21,7 @@ from novarl.build.sampling import Sampler, training_sampler
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
 from novarl.build.stages import credit_rule, objective, online_stages
-from novarl.build.weights import check_same_algorithm, fingerprint, optim_settings, read_policy
+from novarl.build.weights import check_reference_is_there, fingerprint, optim_settings, read_policy
 from novarl.config.load import to_yaml
 from novarl.config.tree import RLConfig
 from novarl.core.bus import Bus
@@ -91,7 +91,7 @@ def run_rl(config: RLConfig, ahead: Worker | None = None) -> dict[str, Any]:
     threads, _ = divided_threads(config)
     device, ranks = start(config.device, threads, config.seed)
     check_overlap(config, ranks)
-    opened = open_run("rl", config.run_dir, config.resume, ranks)
+    opened = open_run(config, ranks)
     if (ended := opened.finished("rl", steps=config.steps, model=config.model)) is not None:
         return ended
     with Interrupts() as interrupts:
@@ -118,9 +118,11 @@ def compose(
     state = opened.state
     policy = read_policy(config, opened, device)
     if state is not None:
-        check_same_algorithm(config, plan, opened.rundir, state)
+        check_reference_is_there(config, plan, opened.rundir, state)
     check_adaptable(config, policy)
     rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
+    if state is not None:
+        rows.check_same(state["facts"], opened.rundir.path)
     rewards = build_rewards(config, plan.task, rows.train, rows.held_out)
     sampler = training_sampler(config, plan, policy)
     at_eval = replace(
@@ -186,20 +188,17 @@ def _begin(run: Online) -> None:
         session.bus.sinks += open_sinks(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
-    session.bus.event(
-        "start",
-        run_dir=str(session.rundir.path),
+    session.announce(
+        run.opened,
         device=str(run.scorer.device),
         seed=config.seed,
         model=config.model,
         algo=config.algo,
         attention=kernel_of(run.policy.model),
     )
-    for trouble in run.opened.troubles:
-        session.bus.event("alert", message=f"resuming from an earlier checkpoint: {trouble}")
     if run.state is None:
         run.rows.report(session.bus)
-        session.facts |= {"rows": run.rows.summary(), "model": config.model}
+        session.facts |= {**run.rows.facts(), "model": config.model}
 
 
 def _drive(run: Online) -> dict[str, Any]:

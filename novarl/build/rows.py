@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from novarl.config.tree import EvalConfig, RLConfig, SFTConfig
@@ -32,6 +33,21 @@ class Rows(Generic[T]):
 
     def summary(self) -> dict[str, int]:
         return {**asdict(self.counts), "held_out": len(self.held_out)}
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint remembers of them."""
+        return {"rows": self.summary(), "train_rows": len(self.train)}
+
+    def check_same(self, facts: Mapping[str, Any], run_dir: Path) -> None:
+        """NovaError where a run that goes on would learn from another number of rows than its checkpoint has in
+        mind: its place among them would mean others."""
+        before, now = facts.get("train_rows", len(self.train)), len(self.train)
+        if before != now:
+            raise NovaError(
+                f"the run there learns from {before:,} rows, and this would from {now:,}",
+                where=f"run_dir={run_dir}",
+                fix="continue it with its data and its eval.n, or start a new run with model=<checkpoint>/model",
+            )
 
     def report(self, bus: Bus) -> None:
         """An event for each row that could not be used."""

@@ -17,6 +17,8 @@ from statistics import fmean
 from types import FrameType
 from typing import Any
 
+from novarl.build.changes import changes
+from novarl.config.base import RunConfig, TrainConfig
 from novarl.core import collector
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoint, Checkpoints, open_checkpoint
@@ -65,7 +67,8 @@ class Opened:
 
     rundir: RunDir
     checkpoint: Checkpoint | None
-    troubles: list[str]
+    notes: list[str]
+    """What whoever resumes should know: checkpoints that are damaged, settings that are others now."""
 
     @property
     def state(self) -> dict[str, Any] | None:
@@ -83,16 +86,22 @@ class Opened:
         at_end = saved["phase"] == phase and saved["loop"]["step"] >= steps
         if not at_end or saved["facts"].get("model", model) != model:
             return None
-        print(f"{self.rundir.path}: this run is finished, after {summary['steps']} steps; to go on, give it more")
+        done = summary["steps"]
+        said = f"this run is finished, after {done} step{'s' * (done != 1)}; to go on, give it more: steps={2 * done}"
+        print(f"{self.rundir.path}: {said}")
+        for note in self.notes:
+            print(f"Note: {note}, which changes nothing any more")
         return summary
 
 
-def open_run(kind: str, run_dir: str | None, resume: str | None, ranks: Ranks) -> Opened:
+def open_run(config: RunConfig, ranks: Ranks) -> Opened:
     """Find the directory and the checkpoint to resume from. Writes nothing.
 
     Without `resume`, a directory that holds a run is refused. `auto` goes on where the run stopped, or starts afresh
     where none was ever written; a path names one checkpoint, which must be whole and belong to the run in `run_dir`.
     """
+    kind, run_dir = config.kind, config.run_dir
+    resume = config.resume if isinstance(config, TrainConfig) else None
     if resume not in (None, "auto"):
         checkpoint = open_checkpoint(Path(resume))
         home = checkpoint.path.resolve().parent.parent
@@ -110,7 +119,7 @@ def open_run(kind: str, run_dir: str | None, resume: str | None, ranks: Ranks) -
                 fix="put it back, or start a new run with model=<checkpoint>/model",
             )
         _check_kind(rundir, kind)
-        return Opened(rundir, checkpoint, [])
+        return Opened(rundir, checkpoint, _changed(config, rundir))
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     rundir = RunDir(Path(ranks.from_first(name)))
     if resume is None:
@@ -126,7 +135,14 @@ def open_run(kind: str, run_dir: str | None, resume: str | None, ranks: Ranks) -
             where=f"run_dir={rundir.path}",
             fix="restore one, or start again in another run_dir",
         )
-    return Opened(rundir, open_checkpoint(found.path) if found else None, troubles)
+    if found is None:
+        return Opened(rundir, None, [])
+    earlier = [f"resuming from an earlier checkpoint: {trouble}" for trouble in troubles]
+    return Opened(rundir, open_checkpoint(found.path), earlier + _changed(config, rundir))
+
+
+def _changed(config: RunConfig, rundir: RunDir) -> list[str]:
+    return [f"resuming with {change}" for change in changes(config, rundir)]
 
 
 def _check_kind(rundir: RunDir, kind: str) -> None:
@@ -159,6 +175,7 @@ class Session:
     started: float = field(default_factory=time.perf_counter)
     snapshot: Snapshot = dict
     prefix: str = "step"
+    stopped_after: str | None = None
 
     def begin(
         self, opened: Opened, state: Mapping[str, Any] | None, manifest: Mapping[str, Any], config_text: str
@@ -178,6 +195,12 @@ class Session:
                 self.rundir.write_json("manifest.json", {**environment(), **manifest})
             (self.rundir.path / "config.yaml").write_text(config_text)
         self.ranks.wait()
+
+    def announce(self, opened: Opened, **about: Any) -> None:
+        """Say that the run begins, or goes on: the first that its sinks hear of."""
+        self.bus.event("start", run_dir=str(self.rundir.path), **about)
+        for note in opened.notes:
+            self.bus.event("alert", message=note)
 
     def enter(self, name: str, snapshot: Snapshot, *, prefix: str, steps: int, done: int) -> None:
         """Begin or re-enter a phase: checkpoints are now named `<prefix>-<step>` and hold `snapshot()`."""
@@ -199,6 +222,7 @@ class Session:
                 self.save(state, best=best)
             if any(self.ranks.gather(self.interrupts.wanted)):
                 self.save(state)
+                self.stopped_after = f"{'warm-up ' * (self.prefix == 'warmup')}step {state.step}"
                 raise Stopped
 
     def _evaluated(self, record: Record, found: Evaluation) -> tuple[Record, bool]:
@@ -273,6 +297,8 @@ class Session:
     def summarize(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Write summary.json: what every run leaves, however it ended."""
         summary = {"seconds": round(time.perf_counter() - self.started, 3), **entries}
+        if self.stopped_after is not None:
+            summary["stopped_after"] = self.stopped_after
         if self.ranks.rank == 0:
             self.rundir.write_json("summary.json", summary)
             self.bus.event("summary", **summary)

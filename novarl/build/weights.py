@@ -13,7 +13,6 @@ from novarl.build.lora import model_source
 from novarl.build.resolve import RLPlan
 from novarl.build.session import Opened
 from novarl.config.base import TrainConfig
-from novarl.config.files import read
 from novarl.config.parts import Optim
 from novarl.config.tree import RLConfig
 from novarl.core.errors import NovaError
@@ -77,16 +76,8 @@ def optim_settings(optim: Optim, *, lr: float, total: int) -> OptimSettings:
     )
 
 
-def check_same_algorithm(config: RLConfig, plan: RLPlan, rundir: RunDir, state: Mapping[str, Any]) -> None:
-    """Refuse to go on with another algorithm than the run's, before anything of the run is cut."""
-    text = rundir.path / "config.yaml"
-    held = read(text)[0]["algo"] if text.is_file() else config.algo
-    if held != config.algo:
-        raise NovaError(
-            f"the run there is one of algo={held}, and this is algo={config.algo}",
-            where=f"run_dir={rundir.path}",
-            fix=f"continue it with algo={held}, or start a new run with model=<checkpoint>/model",
-        )
+def check_reference_is_there(config: RLConfig, plan: RLPlan, rundir: RunDir, state: Mapping[str, Any]) -> None:
+    """Refuse to compare with a reference that the run has not kept, before anything of the run is cut."""
     kept = config.kl.reference in ("start", "ema") and config.lora.rank == 0 and state["phase"] == "rl"
     if plan.needs_reference and kept and not (rundir.path / "reference").is_dir():
         raise NovaError(

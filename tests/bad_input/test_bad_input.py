@@ -292,6 +292,10 @@ CHECKPOINTS = {
     "of another algorithm, found": Case(
         "rl ON_TASK run_dir=run resume=auto algo=grpo steps=2", "one of algo=dr_grpo, and this is algo=grpo"
     ),
+    "of another task, found": Case(
+        "rl ON_TASK run_dir=run resume=auto task=arithmetic steps=2", "one of task=sort, and this is task=arithmetic"
+    ),
+    "of another task, though finished": Case(f"{TO_RESUME} task=arithmetic", "one of task=sort, and this is task="),
     "of no reference, found": Case(
         "rl ON_TASK run_dir=run resume=auto kl.type=loss kl.coef=0.1 steps=2", "the run has kept no reference"
     ),

@@ -97,6 +97,26 @@ def test_a_finished_run_that_is_resumed_ends_at_once_and_more_steps_go_on(words:
     assert summary(folder / "run")["steps"] == 2 and metrics(folder / "run")[-1]["step"] == 2
 
 
+def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: Path) -> None:
+    words = COMMANDS["rl on rows"]
+    finished(*words, "run_dir=run")
+    same = finished(*words, "run_dir=run", "resume=auto")
+    assert "give it more: steps=2" in same.out and "Note" not in same.out
+    idle = finished(*words, "run_dir=run", "resume=auto", "optim.lr=1e-4")
+    assert "Note: resuming with optim.lr=0.0001 (it was null), which changes nothing any more" in idle.out
+    finished(*words, "run_dir=run", "resume=auto", "steps=2", "save_every=7", "optim.lr=1e-4", "adv.norm_std=true")
+    said = [event["message"] for event in events(folder / "run", "alert")]
+    assert said == [
+        "resuming with optim.lr=0.0001 (it was null)",
+        "resuming with adv.norm_std=true (it was null)",
+    ]
+    write_rows(folder / "rows.jsonl", questions(30))
+    before = snapshot(folder)
+    ended = novarl(*words, "run_dir=run", "resume=auto", "steps=3")
+    assert ended.code == 2 and snapshot(folder) == before
+    assert "run_dir=run: the run there learns from 18 rows, and this would from 28" in ended.err
+
+
 def test_resume_in_an_empty_directory_starts_afresh(folder: Path) -> None:
     (folder / "run").mkdir()
     finished(*COMMANDS["rl on rows"], "run_dir=run", "resume=auto")
@@ -120,13 +140,14 @@ def test_a_fault_of_ours_is_raised_and_leaves_nothing_behind(folder: Path, monke
 # ------------------------------------------------------------------------------------------------ stopped by Ctrl-C
 
 LONGER = {
-    "in the warm-up": (("rl", *ON_TASK, "warmup=4", "steps=2"), 2),
-    "at a step": (("rl", *RL, "data=rows.jsonl", "reward=lexical", "steps=4"), 2),
+    "in the warm-up": (("rl", *ON_TASK, "warmup=4", "steps=2"), 2, "warm-up step 2"),
+    "at a step": (("rl", *RL, "data=rows.jsonl", "reward=lexical", "steps=4"), 2, "step 2"),
     "between two updates of a step": (
         ("rl", *RL, "data=rows.jsonl", "reward=lexical", "steps=2", "updates_per_rollout=2", "algo=grpo"),
         3,
+        "step 1",
     ),
-    "in fine-tuning": (("sft", *SFT, "data=rows.jsonl", "steps=4"), 2),
+    "in fine-tuning": (("sft", *SFT, "data=rows.jsonl", "steps=4"), 2, "step 2"),
 }
 
 
@@ -144,9 +165,9 @@ def pressing_at(update: int) -> Callable[[JsonlSink, int, Mapping[str, float]], 
     return step
 
 
-@pytest.mark.parametrize(("words", "update"), LONGER.values(), ids=LONGER)
+@pytest.mark.parametrize(("words", "update", "after"), LONGER.values(), ids=LONGER)
 def test_ctrl_c_saves_and_resume_gives_the_run_that_was_never_stopped(
-    words: tuple[str, ...], update: int, folder: Path
+    words: tuple[str, ...], update: int, after: str, folder: Path
 ) -> None:
     finished(*words, "run_dir=whole")
     with pytest.MonkeyPatch.context() as patch:
@@ -156,7 +177,7 @@ def test_ctrl_c_saves_and_resume_gives_the_run_that_was_never_stopped(
     assert ended.code == 130 and len(metrics(run)) == update
     first, last = ended.err.split("\n", 2)[1:]
     assert first == "stopping after this update, then saving (once more to stop at once)"
-    assert last == f"novarl: stopped after step {summary(run)['steps']}, and saved\n"
+    assert last == f"novarl: stopped after {after}, and saved\n"
     assert summary(run)["status"] == "stopped" and damage(run / "checkpoints" / "latest") is None
     finished(*words, "run_dir=run", "resume=auto")
     check_same_run(run, folder / "whole")
@@ -249,3 +270,14 @@ def test_without_evaluation_the_same_is_learnt(words: str, folder: Path) -> None
     if words == "rl on a task":
         one, other = weights(folder / "measured"), weights(folder / "not")
         assert one and all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
+
+
+def test_a_run_whose_reader_has_gone_goes_on(folder: Path) -> None:
+    """As in `novarl rl ... | head -1`."""
+    words = [word for word in RL if word != "log.console=false"]
+    process = start("rl", *words, "data=rows.jsonl", "reward=lexical", "steps=3", "run_dir=run")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline().startswith("Starting RLHF training run")
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait(timeout=300) == 0
+    assert summary(folder / "run")["status"] == "done" and len(metrics(folder / "run")) == 3

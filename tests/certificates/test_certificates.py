@@ -47,7 +47,9 @@ NO_GRADIENT = {"off_policy.effective_sample_size", "off_policy.staleness", "logp
 @pytest.mark.parametrize("case", CERTIFICATES.values(), ids=CERTIFICATES)
 def test_certificate(case: Certificate) -> None:
     assert case.error() <= TOLERANCE
-    assert (float(case.exact().detach().abs().max()) < 1e-3) == (case.name in ZERO), "a claim about nothing certifies nothing"
+    assert (float(case.exact().detach().abs().max()) < 1e-3) == (case.name in ZERO), (
+        "a claim about nothing certifies nothing"
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f"{fault.where}: {fault.name} [{fault.caught_by}]" for fault in FAULTS])

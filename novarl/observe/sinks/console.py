@@ -83,7 +83,10 @@ class ConsoleSink:
             show(fields)
 
     def flush(self) -> None:
-        self.stream.flush()
+        try:
+            self.stream.flush()
+        except BrokenPipeError:
+            leave(self.stream)
 
     def close(self) -> None:
         self._end_phase()
@@ -174,8 +177,18 @@ class ConsoleSink:
             self.screen.say(text, style)
             return
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
-        self.stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-        self.stream.flush()
+        try:
+            self.stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+            self.stream.flush()
+        except BrokenPipeError:
+            leave(self.stream)
+
+
+def leave(stream: TextIO) -> None:
+    """Whoever read the stream, such as `head`, has gone: what else is written to it goes nowhere, and a run goes on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def plain_line(step: int, record: Mapping[str, float]) -> str:

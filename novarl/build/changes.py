@@ -1,0 +1,54 @@
+"""What the settings of a run that goes on have in common with those it had: some changes would make it another run and
+are refused, of others it is said what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from novarl.config.base import RunConfig
+from novarl.config.files import read
+from novarl.config.load import to_dict
+from novarl.core.errors import NovaError
+from novarl.core.rundir import RunDir
+
+SAME = ("task", "algo", "loss")
+"""What a run is about; `loss` where it is a name (of preferences, of a reward model)."""
+
+FREE = frozenset({"run_dir", "resume", "steps", "epochs", "save_every", "eval_every", "keep", "keep_best", "log"})
+"""What says how far a run goes and what it leaves, never what it learns."""
+
+
+def changes(config: RunConfig, rundir: RunDir) -> list[str]:
+    """Each setting in which a run that goes on differs from its config.yaml, in words. NovaError where it would be
+    another run."""
+    file = rundir.path / "config.yaml"
+    if not file.is_file():
+        return []
+    held, mine = read(file)[0], to_dict(config)
+    for key in SAME:
+        before, now = held.get(key, mine.get(key)), mine.get(key)
+        if before != now and not isinstance(now, Mapping):
+            raise NovaError(
+                f"the run there is one of {key}={before}, and this is {key}={now}",
+                where=f"run_dir={rundir.path}",
+                fix=f"continue it with {key}={before}, or start a new run with model=<checkpoint>/model",
+            )
+    before, now = dict(_leaves(held)), dict(_leaves(mine))
+    return [
+        f"{key}={_said(now.get(key))} (it was {_said(before[key])})"
+        for key in before
+        if key.partition(".")[0] not in FREE and before[key] != now.get(key)
+    ]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _said(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

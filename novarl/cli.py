@@ -115,9 +115,9 @@ def _front(command: str, words: list[str]) -> int:
     if not words:
         parser.print_help(sys.stderr)
         return 2
-    if command in ("-h", "--help", "--version"):
+    if command in ("-h", "--help", "help", "--version"):
         try:
-            parser.parse_args([command])
+            parser.parse_args(["--help" if command == "help" else command])
         except SystemExit as done:
             return int(done.code or 0)
     import difflib

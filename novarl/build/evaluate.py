@@ -22,6 +22,7 @@ from novarl.core.errors import NovaError
 from novarl.core.rundir import RunDir, environment
 from novarl.core.types import Prompt, Sampling
 from novarl.loops.evaluate import Evaluation
+from novarl.models.heads import refuse_reward_model
 from novarl.models.load import load
 from novarl.observe.sinks.jsonl import JsonlSink
 from novarl.observe.summary import render_summary
@@ -36,6 +37,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     device, ranks = start(config.device, config.threads, config.seed)
     opened = open_run(config, ranks)
     task = find_task(config.task, dict(config.task_options)) if config.task else None
+    refuse_reward_model(config.model)
     policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device)
     max_tokens = config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS)
     rows = rl_rows(config, task, policy, max_tokens=max_tokens)

@@ -19,6 +19,7 @@ from novarl.build.rows import Rows
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
 from novarl.build.weights import fingerprint, read_policy
+from novarl.config.idle import idle
 from novarl.config.load import to_yaml
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.core.bus import Bus
@@ -141,7 +142,7 @@ def _begin(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
     session.announce(
-        base.opened,
+        [*base.opened.notes, *idle(config)],
         device=str(device),
         seed=config.seed,
         model=config.model,

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import head
-from novarl.models.load import load, save
+from novarl.models.load import Policy, load, save
 from novarl.models.reference import freeze, frozen_copy
 
 if TYPE_CHECKING:
     from novarl.build.rl import Online
+    from novarl.config.tree import RLConfig
 
 
 def open_reference(run: Online) -> Scorer:
@@ -24,11 +26,10 @@ def open_reference(run: Online) -> Scorer:
     moving average of the policy also lies, as it has moved since, in the learner's state. Under LoRA the start is the
     policy without its adapters.
     """
-    name = run.config.kl.reference
-    if name == "tie":
+    if run.config.kl.reference == "tie":
         return run.scorer
-    if name not in ("start", "ema"):
-        return replace(run.scorer, model=_other(run, name))
+    if run.named_reference is not None:
+        return replace(run.scorer, model=run.named_reference)
     if run.config.lora.rank > 0:
         return replace(run.scorer, adapters=False)
     folder = run.session.rundir.path / "reference"
@@ -42,16 +43,25 @@ def open_reference(run: Online) -> Scorer:
     return replace(run.scorer, model=model)
 
 
-def _other(run: Online, name: str) -> nn.Module:
-    """A model of its own, which must speak the policy's tokens."""
-    other = load(name, dtype=run.config.dtype, device=run.scorer.device, attn=run.config.attn)
-    mine, theirs = run.policy, other
-    same_size = head(mine.model)[0].size(0) == head(theirs.model)[0].size(0)
+def named_reference(config: RLConfig, policy: Policy, device: torch.device) -> nn.Module | None:
+    """A model of its own that `kl.reference` names, which must speak the policy's tokens; None where it names none.
+
+    NovaError where there is none, or one of other tokens: before anything is written or learnt.
+    """
+    name = config.kl.reference
+    if name in ("start", "ema", "tie"):
+        return None
+    where = f"kl.reference={name}"
+    try:
+        theirs = load(name, dtype=config.dtype, device=device, attn=config.attn)
+    except NovaError as error:
+        raise NovaError(error.what, where=where, fix="name start, ema, tie, a model's directory or a hub id") from error
+    same_size = head(policy.model)[0].size(0) == head(theirs.model)[0].size(0)
     probe = "Tokens, 1 2 3:\n¿así?"
-    if not same_size or list(mine.tokenizer.encode(probe)) != list(theirs.tokenizer.encode(probe)):
+    if not same_size or list(policy.tokenizer.encode(probe)) != list(theirs.tokenizer.encode(probe)):
         raise NovaError(
             "this model has other tokens than the policy, so their log-probabilities cannot be compared",
-            where=f"kl.reference={name}",
+            where=where,
             fix="name a model with the policy's tokenizer",
         )
     return freeze(theirs.model)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from novarl.build.ahead import divided_threads, sampling_process
 from novarl.build.front import open_front
@@ -14,6 +15,7 @@ from novarl.build.judge import Judge, write_samples
 from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base
 from novarl.build.machine import check_overlap, start
 from novarl.build.play import FarSampler, Play
+from novarl.build.references import named_reference
 from novarl.build.resolve import RLPlan, resolve_rl
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.rows import Rows, demonstrations, raw, rl_rows
@@ -22,6 +24,7 @@ from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
 from novarl.build.stages import credit_rule, objective, online_stages
 from novarl.build.weights import check_reference_is_there, fingerprint, optim_settings, read_policy
+from novarl.config.idle import idle
 from novarl.config.load import to_yaml
 from novarl.config.tree import RLConfig
 from novarl.core.bus import Bus
@@ -74,6 +77,7 @@ class Online:
     objective: Objective
     credit: CreditRule
     session: Session
+    named_reference: nn.Module | None
     ahead: Worker | None = None
     far: FarSampler | None = None
 
@@ -120,6 +124,7 @@ def compose(
     if state is not None:
         check_reference_is_there(config, plan, opened.rundir, state)
     check_adaptable(config, policy)
+    reference = named_reference(config, policy, device) if plan.needs_reference else None
     rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
     if state is not None:
         rows.check_same(state["facts"], opened.rundir.path)
@@ -166,6 +171,7 @@ def compose(
         objective=objective(config, plan),
         credit=credit_rule(config, plan),
         session=session,
+        named_reference=reference,
     )
 
 
@@ -189,7 +195,7 @@ def _begin(run: Online) -> None:
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
     session.announce(
-        run.opened,
+        [*run.opened.notes, *idle(config)],
         device=str(run.scorer.device),
         seed=config.seed,
         model=config.model,

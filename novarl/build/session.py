@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,10 +196,10 @@ class Session:
             (self.rundir.path / "config.yaml").write_text(config_text)
         self.ranks.wait()
 
-    def announce(self, opened: Opened, **about: Any) -> None:
-        """Say that the run begins, or goes on: the first that its sinks hear of."""
+    def announce(self, notes: Sequence[str], **about: Any) -> None:
+        """Say that the run begins, or goes on, and what should be known of it: the first that its sinks hear of."""
         self.bus.event("start", run_dir=str(self.rundir.path), **about)
-        for note in opened.notes:
+        for note in notes:
             self.bus.event("alert", message=note)
 
     def enter(self, name: str, snapshot: Snapshot, *, prefix: str, steps: int, done: int) -> None:

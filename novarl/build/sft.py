@@ -17,6 +17,7 @@ from novarl.build.sampling import greedy_sampler
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
 from novarl.build.weights import fingerprint, optim_settings, read_policy
+from novarl.config.idle import idle
 from novarl.config.load import to_yaml
 from novarl.config.tree import SFTConfig
 from novarl.core.bus import Bus
@@ -97,7 +98,7 @@ def _begin(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
     session.announce(
-        opened,
+        [*opened.notes, *idle(config)],
         device=str(device),
         seed=config.seed,
         model=config.model,

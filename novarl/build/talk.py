@@ -13,12 +13,14 @@ from novarl.core import collector
 from novarl.core.errors import NovaError
 from novarl.core.types import Sampling
 from novarl.data.render import render_prompt
+from novarl.models.heads import refuse_reward_model
 from novarl.models.load import load
 
 
 def run_sample(config: SampleConfig) -> None:
     """Answer the prompt, or every line of the standard input, on the standard output."""
     device, _ = start(config.device, config.threads, config.seed)
+    refuse_reward_model(config.model)
     policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device)
     engine = local_engine(policy)
     collector.started()

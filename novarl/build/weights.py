@@ -20,6 +20,7 @@ from novarl.core.rundir import RunDir
 from novarl.learn.agreement import switch_dropout_off
 from novarl.learn.optim import OptimSettings
 from novarl.models.compiled import compile_layers
+from novarl.models.heads import refuse_reward_model
 from novarl.models.load import Policy, load
 from novarl.models.lora import plain_parameters
 
@@ -35,6 +36,8 @@ def read_policy(config: TrainConfig, opened: Opened, device: torch.device) -> Po
 
     Raises NovaError where the checkpoint is of another model.
     """
+    if opened.state is None and config.kind != "rm":
+        refuse_reward_model(config.model)
     policy = load(
         model_source(config, opened, opened.state),
         seed=config.seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from novarl.config.base import Config, RunConfig, TrainConfig
 from novarl.config.describe_rl import algorithm, unread
 from novarl.config.files import dump
+from novarl.config.idle import idle
 from novarl.config.load import to_dict
 from novarl.config.preference import DPOConfig, PreferenceConfig, RMConfig
 from novarl.config.tree import BUILT_IN_MODELS, EvalConfig, RLConfig, SampleConfig, SFTConfig
@@ -138,7 +139,15 @@ def _training(config: TrainConfig) -> list[str]:
     attends = f"Attention by {attention[config.attn]} (attn={config.attn}); beginnings that neighbours share, once."
     if config.compile:
         attends += " The layers are compiled for learning (compile=true)."
-    return [f"AdamW, {rate}{warm}{fall}.", attends, f"Saves {saves}; keeps the last {config.keep}{best}."]
+    lora, layers = config.lora, "all linear layers but the head"
+    if lora.target != "all-linear":
+        layers = f"the layers {', '.join(lora.target)}"
+    adapters = f"Only adapters of rank {lora.rank} (alpha {lora.alpha:g}) on {layers} are trained."
+    products = "Products with weights in bfloat16; trained weights stay float32."
+    trained = [adapters] * (lora.rank > 0) + [products] * (config.dtype == "bfloat16")
+    notes = [f"Note: {note}." for note in idle(config)]
+    saved = f"Saves {saves}; keeps the last {config.keep}{best}."
+    return [*trained, f"AdamW, {rate}{warm}{fall}.", attends, saved, *notes]
 
 
 def _greedy(n: int, k: int, when: str = "") -> str:

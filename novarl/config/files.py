@@ -63,7 +63,8 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
     """The mapping in a configuration file and the line of its keys. NovaError where there is none."""
     parse = {".yaml": _yaml, ".yml": _yaml, ".toml": _toml, ".json": _json}.get(path.suffix.lower())
     if parse is None:
-        raise NovaError("a configuration is YAML, TOML or JSON", where=str(path), fix="name it .yaml, .toml or .json")
+        fix = "name it .yaml, .toml or .json" if path.suffix else f"to set a key, write {path}=value"
+        raise NovaError("a configuration is a YAML, TOML or JSON file", where=str(path), fix=fix)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

@@ -79,10 +79,11 @@ def to_yaml(config: Config) -> str:
 
 
 def fill(config: Tree, values: Mapping[str, Any]) -> Tree:
-    """The configuration with other values at some dotted paths: what was null, once it is known."""
+    """The configuration with other values at some dotted paths: what was null, once it is known. What nobody has set
+    stays unset."""
     entries = {path: Entry(path, value, path, "resolved") for path, value in values.items()}
-    whole = {entry.path: entry for entry in _flatten(config.model_dump(mode="json"), "resolved", type(config))}
-    return type(config).model_validate(_nest(whole | entries))
+    given = _flatten(config.model_dump(mode="json", exclude_unset=True), "resolved", type(config))
+    return type(config).model_validate(_nest({entry.path: entry for entry in given} | entries))
 
 
 def _flatten(
@@ -155,7 +156,7 @@ def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
     if kind in ("missing", "too_short", "too_long") and isinstance(value, list | tuple):
         return f"has the wrong number of items, got {got}", "see its line in docs/names.md"
     if kind == "missing":
-        return "is missing", f"write {path}: value"
+        return "is missing", f"write {path}=value, or {path}: value in a file"
     if kind == "tuple_type":
         return f"must be a list, got {got}", "write it in brackets: [a, b]"
     if kind in ("dict_type", "model_type"):

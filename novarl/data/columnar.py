@@ -72,6 +72,10 @@ def from_hub(name: str, config: str | None, split: str) -> Iterator[Row]:
     except Exception as error:
         what = f"neither a file here nor a data set that could be loaded: {type(error).__name__}: {_short(error)}"
         fix = "check the path, the hub id, its split and the network"
+        if Path(name).is_dir():
+            cause = error.__cause__ or error
+            what = f"the folder could not be read as a data set: {type(cause).__name__}: {_short(cause)}"
+            fix = "give its files one by one: a file's bad rows are named by line"
         raise NovaError(what, where=f"{name}@{split}", fix=fix) from error
     label = f"{Path(name).name if Path(name).is_dir() else name}@{split}"
     return ((f"{label}:{number}", plain(row), None) for number, row in enumerate(rows, start=1))

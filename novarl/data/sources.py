@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from novarl.data.columnar import arrow_rows, from_hub, parquet_rows, saved_rows
 from novarl.data.textual import Place, csv_rows, json_rows, jsonl_rows
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet", ".arrow")
+_SPLIT = re.compile("train|test|valid|dev|eval", re.IGNORECASE)
+"""What in a file's name may say to which split it belongs."""
 _HUB_ID = re.compile(r"(?P<id>[\w.-]{1,96}(/[\w.-]{1,96})?)(:(?P<config>[\w.-]+))?")
 
 
@@ -51,7 +54,7 @@ def read(path: str | Path, split: str | None = None) -> Iterator[RawRow]:
             raise NovaError("no such file", where=name, fix=_nearest_file(name))
         rows: Iterator[Place] = from_hub(hub["id"], hub["config"], split or "train")
     elif file.is_dir():
-        rows = saved_rows(file, split) if _is_saved(file) else from_hub(str(file), None, split or "train")
+        rows = _folder_rows(file, split)
     else:
         if split is not None:
             raise NovaError(f"a file has no splits, yet split {split!r} was asked for", where=name, fix="leave it out")
@@ -76,6 +79,19 @@ def _existing(name: str) -> Path | None:
         return path if name and path.exists() else None
     except (OSError, RuntimeError):  # too long for a path; `~` without a home
         return None
+
+
+def _folder_rows(directory: Path, split: str | None) -> Iterator[Place]:
+    """Those of a saved data set; of plain data files one after another, in the order of their names; and of anything
+    else, whose files or folders may be named after splits, as `datasets` reads it."""
+    if _is_saved(directory):
+        return saved_rows(directory, split)
+    entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
+    files = [entry for entry in entries if entry.is_file() and entry.name.lower().endswith(SUFFIXES)]
+    plain = not any(entry.is_dir() for entry in entries) and not any(_SPLIT.search(file.name) for file in files)
+    if files and plain and split in (None, "train"):
+        return chain.from_iterable(map(_file_rows, files))
+    return from_hub(str(directory), None, split or "train")
 
 
 def _is_saved(directory: Path) -> bool:

@@ -43,7 +43,7 @@ class Admission:
             raise NovaError(
                 f"the reward failed for every rollout of the step: {first}",
                 where="reward",
-                fix="mend the reward function",
+                fix="mend the reward function; the run's events.jsonl has every traceback",
             )
         return kept
 

@@ -122,6 +122,16 @@ def save_with_head(policy: load.Policy, head: ScalarHead, folder: str | Path) ->
     save_file(tensors, Path(folder, VALUE_HEAD))
 
 
+def refuse_reward_model(name: str) -> None:
+    """NovaError where `name` is the folder of a reward model or a critic, whose next tokens mean nothing any more."""
+    if Path(name, VALUE_HEAD).is_file():
+        raise NovaError(
+            f"the folder holds a reward model ({VALUE_HEAD}), which says how good an answer is and writes none",
+            where=f"model={name}",
+            fix="name a policy; a reward model is given as reward=model:<its run>",
+        )
+
+
 def load_head(folder: str | Path, model: nn.Module) -> ScalarHead:
     """The head that `save_with_head` wrote to `folder`, bit by bit, on the device of `model`.
 

@@ -42,7 +42,7 @@ PANELS = (
     Panel("Reward", (("reward_raw_mean", "all rollouts"), ("reward_mean", "learnt from"))),
     Panel("Loss", (("total_loss", "total"), ("policy_loss", "policy"), ("kl_loss", "KL"), ("loss", "training"))),
     Panel("Accuracy", (("accuracy", "next token"),)),
-    Panel("KL divergence", (("kl_mean", "to the reference"), ("kl", "moved by the update")), log=True),
+    Panel("KL divergence", (("kl_mean", "to the reference, if any"), ("kl", "moved by the update")), log=True),
     Panel("Entropy", (("entropy", "policy"),)),
     Panel("Length of answers", (("length_mean", "mean"), ("length_max", "longest"))),
     Panel("Clip fraction", (("clip_fraction", "clipped tokens"),)),

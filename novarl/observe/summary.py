@@ -61,10 +61,10 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     paths = _paths(summary)
     command, task = summary.get("command", "rl"), summary.get("task")
     run, model = paths.get("run_dir", "runs/latest"), paths.get("model")
-    subject = f"task={task}" if task else "data=…"
+    subject = f"task={task}" if task else "data=rows.jsonl"
     advice = []
     if summary.get("status") in ENDS:
-        advice.append((f"novarl {command} {run}/config.yaml resume=auto", "go on where it stopped, as if it never had"))
+        advice.append((f"novarl {command} {run}/config.yaml run_dir={run} resume=auto", "go on where it stopped, as if it never had"))
     if (summary.get("rows") or {}).get("refused"):
         advice.append(
             (f"grep bad_row {run}/events.jsonl", "the rows that could not be used: file, line, field, reason")
@@ -73,7 +73,7 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         longer = 2 * summary["steps"] if "steps" in summary else "…"
         advice.append(
             (
-                f"novarl {command} {run}/config.yaml resume=auto steps={longer}",
+                f"novarl {command} {run}/config.yaml run_dir={run} resume=auto steps={longer}",
                 "the intervals overlap: this may be chance, so train longer",
             )
         )
@@ -83,11 +83,15 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     elif model:
         advice.append((f"novarl sample model={model}", "talk to the model"))
     if command == "sft" and model:
-        advice.append((f"novarl rl {subject} model={model}", "reinforcement learning from here"))
+        rewarded = "" if task else " reward=mine.py:reward_fn"
+        advice.append((f"novarl rl {subject}{rewarded} model={model}", "reinforcement learning from here"))
     elif command == "rl":
         other = "grpo" if summary.get("algo") != "grpo" else "rloo"
         advice.append(
-            (f"novarl rl {subject} algo={other} seed=1", "another algorithm, or only another seed, to compare")
+            (
+                f"novarl rl {run}/config.yaml run_dir=null algo={other} seed=1",
+                "another algorithm, or only another seed, to compare",
+            )
         )
     elif command == "eval" and "samples" in paths:
         advice.append((f"less {paths['samples']}", "the first answers, beside those that were wanted"))

@@ -280,6 +280,9 @@ CHECKPOINTS = {
     "of another model, found": Case(
         "rl ON_TASK run_dir=run resume=auto model=small", "the checkpoint is of model 'tiny'"
     ),
+    "a reference that is nowhere": Case(
+        "rl ON_TASK algo=grpo kl.coef=0.1 kl.reference=./nope", "kl.reference=./nope: no such directory (name start,"
+    ),
     "of another format": Case(TO_RESUME, "written in format 99, this version reads format 1", {}, another_format),
     "of another format, found": Case(
         "rl ON_TASK run_dir=run resume=auto", "was written in format 99", {}, another_format

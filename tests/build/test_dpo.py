@@ -186,7 +186,7 @@ def test_a_kept_reference_that_is_not_of_these_rows_is_refused(folder: Path) -> 
     finished(*DPO, "data=pairs.jsonl", "run_dir=run")
     words = (*DPO, "run_dir=run", "resume=auto", "steps=3")
     file = folder / "run" / "reference" / "logprobs.safetensors"
-    write_rows(folder / "others.jsonl", preferences(30))
+    write_rows(folder / "others.jsonl", [{**row, "chosen": f"{row['chosen']}!"} for row in preferences()])
     before = {name: value for name, value in snapshot(folder / "run").items() if not name.startswith("reference")}
     for arrange, data, said in (
         (lambda: None, "others.jsonl", "these are not the rows that the run began with"),

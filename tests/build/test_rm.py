@@ -26,7 +26,19 @@ from novarl.observe.summary import next_steps
 from novarl.rewards.model import load_model_reward
 from novarl.rewards.registry import find_reward
 from novarl.rewards.verdict import Failure
-from tests.build.harness import QUIET, RL, finished, metrics, novarl, questions, summary, weights, write_rows
+from tests.build.harness import (
+    ON_TASK,
+    QUIET,
+    RL,
+    SFT,
+    finished,
+    metrics,
+    novarl,
+    questions,
+    summary,
+    weights,
+    write_rows,
+)
 from tests.build.test_dpo import preferences, unpaired_rows
 from tests.build.test_shipped import assert_explained
 
@@ -222,6 +234,15 @@ def test_what_is_longer_than_the_context_loses_its_beginning(folder: Path) -> No
     asked = [rollout("x" * 5000, "b"), rollout("x" * 6000, "b"), rollout("x" * 5000, "c")]
     long, longer, other = asyncio.run(reward(asked))
     assert long == pytest.approx(longer, abs=1e-5) and long != pytest.approx(other, abs=1e-5)
+
+
+def test_a_reward_model_is_no_policy(folder: Path) -> None:
+    finished(*RM, "data=pairs.jsonl", "run_dir=judge")
+    model = "model=judge/checkpoints/latest/model"
+    for words in (("rl", *ON_TASK), ("sft", *SFT, "task=sort"), ("eval", "task=sort"), ("sample", "prompt=x")):
+        ended = novarl(*words, model)
+        assert ended.code == 2 and f"{model}: the folder holds a reward model" in ended.err, ended.err
+    finished(*RM, "data=pairs.jsonl", model, "run_dir=again")
 
 
 @pytest.mark.parametrize(

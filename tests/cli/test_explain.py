@@ -74,6 +74,13 @@ PARTS = {
         "Evaluates nothing.",
     ),
     "adv.estimator=constant adv.constant=0.5": ("compared with 0.5",),
+    "kl_target=0.1": ("Note: nothing reads adaptive_kl.target_kl, since adaptive_kl.enabled is not true.",),
+    "lora.alpha=8 lora.target=[q_proj]": ("Note: nothing reads lora.alpha, lora.target, since lora.rank is 0.",),
+    "lora.rank=4": ("Only adapters of rank 4 (alpha 16) on all linear layers but the head are trained.",),
+    "lora.rank=4 lora.target=[q_proj] dtype=bfloat16": (
+        "on the layers q_proj are trained",
+        "Products with weights in bfloat16; trained weights stay float32.",
+    ),
 }
 
 
@@ -97,6 +104,11 @@ def test_every_algorithm_is_explained_and_what_it_has_not_is_left_out(
     assert ("\nvine:\n" in said) == (row.values == "continuations") == ("continuations" in said.partition("\n\n")[0])
     assert ("\nprime:\n" in said) == row.process == ("Rewards of tokens" in said)
     assert "what the algorithm says" not in said
+
+
+def test_a_section_that_is_switched_off_on_purpose_needs_no_note(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "task=sort", "adaptive_kl=false", "adaptive_kl.target_kl=0.1"]) == 0
+    assert "Note" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)

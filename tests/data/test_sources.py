@@ -252,6 +252,28 @@ def test_shuffled_data_sets_are_saved_in_their_order(tmp_path: Path) -> None:
     assert [row.value for row in read(tmp_path / "d")] == list(shuffled)
 
 
+def test_a_folder_of_plain_files_is_read_one_after_another_and_names_bad_rows(tmp_path: Path) -> None:
+    write(tmp_path, "b.jsonl", ROWS[:1])
+    write(tmp_path, "a.jsonl", ROWS).open("a").write("{broken\n")
+    (tmp_path / "README.md").write_text("about")
+    (tmp_path / ".hidden.jsonl").write_text("{")
+    rows = list(read(tmp_path))
+    assert [row.value for row in rows] == [*ROWS, None, *ROWS[:1]]
+    assert [row.where for row in rows][-2:] == [f"a.jsonl:{len(ROWS) + 1}", "b.jsonl:1"]
+    assert rows[-2].error is not None and [row.index for row in rows] == list(range(len(rows)))
+    assert [row.value for row in read(f"{tmp_path}@train")] == [row.value for row in rows]
+
+
+def test_a_folder_of_splits_with_a_broken_file_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "rows").mkdir()
+    write(tmp_path / "rows", "train.jsonl", ROWS).open("a").write("{broken\n")
+    with pytest.raises(NovaError, match=r"the folder could not be read as a data set: .*JSON.*one by one"):
+        list(read(tmp_path / "rows"))
+
+
 def test_a_directory_of_data_files_goes_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from novarl.observe.glossary import METRICS, Metric, deterministic, lookup
+from novarl.observe.glossary_page import page
 
 PROMISED = (
     "total_loss policy_loss kl_loss reward_mean reward_std kl_mean kl_std clip_fraction "
@@ -63,3 +66,9 @@ def test_names_that_only_look_right_are_refused(name: str) -> None:
 def test_a_misspelt_name_names_the_nearest() -> None:
     with pytest.raises(KeyError, match=r"no metric 'reward_meen'.*did you mean 'reward_mean'"):
         lookup("reward_meen")
+
+
+def test_the_page_is_that_of_the_glossary_and_has_every_entry() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert written == page(), "python -m novarl.observe.glossary_page > docs/metrics.md"
+    assert [name for name in METRICS if f"| `{name}`" not in written] == []

@@ -47,7 +47,7 @@ Model: runs/x/checkpoints/latest/model
 What to try next:
   novarl sample model=runs/x/checkpoints/latest/model
       talk to the model
-  novarl rl task=sort algo=grpo seed=1
+  novarl rl runs/x/config.yaml run_dir=null algo=grpo seed=1
       another algorithm, or only another seed, to compare
   tensorboard --logdir runs/x/tb
       every metric as a curve in the browser
@@ -92,12 +92,15 @@ def commands(**changes: Any) -> list[str]:
 
 def test_advice_fits_how_the_run_ended() -> None:
     noise = {"score": 0.06, "interval": [0.04, 0.08], "n": 500}
-    assert commands(status="stopped")[0] == "novarl rl runs/x/config.yaml resume=auto"
+    assert commands(status="stopped")[0] == "novarl rl runs/x/config.yaml run_dir=runs/x resume=auto"
     assert "stopped before its end" in render_summary({**FULL, "status": "stopped"})
-    assert commands(after=noise)[0] == "novarl rl runs/x/config.yaml resume=auto steps=48"
+    assert commands(after=noise)[0] == "novarl rl runs/x/config.yaml run_dir=runs/x resume=auto steps=48"
     assert "runs/x/events.jsonl" in commands(rows={"read": 9, "refused": 1})[0]
     assert "novarl rl task=sort model=runs/x/checkpoints/latest/model" in commands(command="sft")
-    assert "novarl rl task=sort algo=rloo seed=1" in commands(algo="grpo")
+    assert "novarl rl runs/x/config.yaml run_dir=null algo=rloo seed=1" in commands(algo="grpo")
+    assert "novarl rl data=rows.jsonl reward=mine.py:reward_fn model=runs/x/checkpoints/latest/model" in commands(
+        command="sft", task=None
+    )
 
 
 def test_advice_names_only_what_was_written() -> None:

@@ -1,0 +1,27 @@
+"""What was set and nothing reads."""
+
+from __future__ import annotations
+
+from novarl.config.base import TrainConfig
+from novarl.config.parts import Node
+from novarl.config.tree import RLConfig
+
+
+def idle(config: TrainConfig) -> list[str]:
+    """In words, a note for each section that has values and is not switched on. One that is switched off on purpose,
+    `enabled: false`, may have any."""
+    off: list[tuple[str, Node, str]] = []
+    if config.lora.rank == 0:
+        off.append(("lora", config.lora, "lora.rank is 0"))
+    if isinstance(config, RLConfig):
+        for name in ("adaptive_kl", "constraint_optimization", "multi_objective", "dynamic_sampling"):
+            section = getattr(config, name)
+            if not section.enabled and "enabled" not in section.model_fields_set:
+                off.append((name, section, f"{name}.enabled is not true"))
+    notes = []
+    for name, section, why in off:
+        plain = type(section)()
+        given = [key for key in type(section).model_fields if getattr(section, key) != getattr(plain, key)]
+        if given:
+            notes.append(f"nothing reads {', '.join(f'{name}.{key}' for key in given)}, since {why}")
+    return notes

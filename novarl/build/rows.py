@@ -49,6 +49,13 @@ class Rows(Generic[T]):
                 fix="continue it with its data and its eval.n, or start a new run with model=<checkpoint>/model",
             )
 
+    def notes(self, data: str | None, wanted: int) -> list[str]:
+        """What should be known of a run on the rows of `data`, of which up to `wanted` were to be held out."""
+        if not data or not wanted or self.held_out:
+            return []
+        few = f"of fewer than {HELD_OUT_SHARE} rows none is held out, so nothing is evaluated"
+        return [f"{few} (eval.data may name others)"]
+
     def report(self, bus: Bus) -> None:
         """An event for each row that could not be used."""
         for row in self.bad:

@@ -64,7 +64,12 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     subject = f"task={task}" if task else "data=rows.jsonl"
     advice = []
     if summary.get("status") in ENDS:
-        advice.append((f"novarl {command} {run}/config.yaml run_dir={run} resume=auto", "go on where it stopped, as if it never had"))
+        advice.append(
+            (
+                f"novarl {command} {run}/config.yaml run_dir={run} resume=auto",
+                "go on where it stopped, as if it never had",
+            )
+        )
     if (summary.get("rows") or {}).get("refused"):
         advice.append(
             (f"grep bad_row {run}/events.jsonl", "the rows that could not be used: file, line, field, reason")

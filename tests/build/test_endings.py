@@ -117,6 +117,15 @@ def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: P
     assert "run_dir=run: the run there learns from 18 rows, and this would from 28" in ended.err
 
 
+def test_too_few_rows_to_hold_one_out_are_said(folder: Path) -> None:
+    write_rows(folder / "rows.jsonl", questions(9))
+    finished(*COMMANDS["rl on rows"], "run_dir=run")
+    (said,) = events(folder / "run", "alert")
+    assert said["message"].startswith("of fewer than 10 rows none is held out, so nothing is evaluated")
+    finished(*COMMANDS["rl on rows"], "run_dir=unasked", "eval.n=0")
+    assert not events(folder / "unasked", "alert")
+
+
 def test_resume_in_an_empty_directory_starts_afresh(folder: Path) -> None:
     (folder / "run").mkdir()
     finished(*COMMANDS["rl on rows"], "run_dir=run", "resume=auto")

@@ -23,7 +23,8 @@ with sdpa. "best" is the fastest of the named ways to split its batch; those mor
 round drop out. `MKL_CBWR`, which exact bits need, is set for us and not for it. Answers are noise of the model's length
 law; their lengths are shown. The commit under a section is that of our side; none: a working tree without one. From
 b6bed3c on we run, as the peers do, in a virtualenv with what users install: transformers imports what else it finds.
-What the machine can do is measured before and after each round, whose floor is that of the better of the two."""
+From ada739d on what the machine can do is measured before and after each round, whose floor is that of the better of
+the two."""
 
 
 def load() -> dict[str, Any]:

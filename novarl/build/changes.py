@@ -8,6 +8,7 @@ from typing import Any
 
 from novarl.config.base import RunConfig
 from novarl.config.files import read
+from novarl.config.keys import is_open
 from novarl.config.load import to_dict
 from novarl.core.errors import NovaError
 from novarl.core.rundir import RunDir
@@ -35,20 +36,26 @@ def changes(config: RunConfig, rundir: RunDir) -> list[str]:
                 fix=f"continue it with {key}={before}, or start a new run with model=<checkpoint>/model",
             )
     before, now = dict(_leaves(held)), dict(_leaves(mine))
+    # What only a later version has is no change; what is new where users name the keys is one.
+    known = [*before, *(key for key in now if key not in before and is_open(key, type(config)))]
     return [
-        f"{key}={_said(now.get(key))} (it was {_said(before[key])})"
-        for key in before
-        if key.partition(".")[0] not in FREE and before[key] != now.get(key)
+        f"{_said(key, now)} (it was {_said(key, before).partition('=')[2] or 'not there'})"
+        for key in known
+        if key.partition(".")[0] not in FREE and before.get(key) != now.get(key)
     ]
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
 
-def _said(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _said(key: str, values: Mapping[str, Any]) -> str:
+    if key not in values:
+        return f"without {key}"
+    value = values[key]
+    word = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{key}={word}"

@@ -48,12 +48,12 @@ class Rates:
 
     def better(self, other: Rates) -> Rates:
         """The faster of the two in each."""
-        rates = ("train_fp32", "decode_fp32", "train_bf16", "decode_bf16", "bandwidth")
-        found = {name: max(getattr(self, name), getattr(other, name)) for name in rates}
-        return Rates(**found, **{name: min(getattr(self, name), getattr(other, name)) for name in SECONDS})
+        pairs = {name: (value, asdict(other)[name]) for name, value in asdict(self).items()}
+        return Rates(**{name: (min if name in SECONDS else max)(pair) for name, pair in pairs.items()})
 
 
 SECONDS = ("torch", "transformers")
+"""Of the rates those that are times: the less, the faster."""
 
 Floor = Callable[[Path, Mapping[str, Run], Rates], dict[str, float]]
 """The least seconds of a side, in all or of its parts, given the runs of a round."""

@@ -197,8 +197,7 @@ WORKLOADS: dict[str, Workload] = {
         floors={"ours": reaching_floor},
         shown=("seconds", "steps", "start", "step_seconds"),
         notes="Each side has the learning rate with which it needs the fewest steps (rates.md): 7e-4 for us, 1e-3 for "
-        "TRL. TRL's run in bf16 has a split of 128. The floor counts the tokens of every answer; equal answers are "
-        "computed once, so that a run can be faster.",
+        "TRL. TRL's run in bf16 has a split of 128. The floor counts once what answers to one prompt begin with.",
     ),
     "W5": Workload(
         "SFT, GSM8K's lengths, 16 rows a step",

@@ -31,18 +31,24 @@ def changes(config: RunConfig, rundir: RunDir) -> list[str]:
         before, now = held.get(key, mine.get(key)), mine.get(key)
         if before != now and not isinstance(now, Mapping):
             raise NovaError(
-                f"the run there is one of {key}={before}, and this is {key}={now}",
+                f"the run there is one of {key}={_word(before)}, and this is {key}={_word(now)}",
                 where=f"run_dir={rundir.path}",
-                fix=f"continue it with {key}={before}, or start a new run with model=<checkpoint>/model",
+                fix=f"continue it with {key}={_word(before)}, or start a new run with model=<checkpoint>/model",
             )
     before, now = dict(_leaves(held)), dict(_leaves(mine))
     # What only a later version has is no change; what is new where users name the keys is one.
     known = [*before, *(key for key in now if key not in before and is_open(key, type(config)))]
     return [
-        f"{_said(key, now)} (it was {_said(key, before).partition('=')[2] or 'not there'})"
+        _change(key, before, now)
         for key in known
         if key.partition(".")[0] not in FREE and before.get(key) != now.get(key)
     ]
+
+
+def _change(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    new = f"with {key}={_word(now[key])}" if key in now else f"without {key}"
+    old = _word(before[key]) if key in before else "not there"
+    return f"{new} (it was {old})"
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -53,9 +59,5 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, value
 
 
-def _said(key: str, values: Mapping[str, Any]) -> str:
-    if key not in values:
-        return f"without {key}"
-    value = values[key]
-    word = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{key}={word}"
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -142,7 +142,7 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
 
 
 def _changed(config: RunConfig, rundir: RunDir) -> list[str]:
-    return [f"resuming with {change}" for change in changes(config, rundir)]
+    return [f"resuming {change}" for change in changes(config, rundir)]
 
 
 def _check_kind(rundir: RunDir, kind: str) -> None:

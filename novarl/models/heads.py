@@ -123,7 +123,7 @@ def save_with_head(policy: load.Policy, head: ScalarHead, folder: str | Path) ->
 
 
 def refuse_reward_model(name: str) -> None:
-    """NovaError where `name` is the folder of a reward model or a critic, whose next tokens mean nothing any more."""
+    """NovaError where `name` is the folder of a reward model, whose next tokens mean nothing any more."""
     if Path(name, VALUE_HEAD).is_file():
         raise NovaError(
             f"the folder holds a reward model ({VALUE_HEAD}), which says how good an answer is and writes none",

@@ -51,6 +51,8 @@ def targets(model: nn.Module, settings: LoraSettings) -> list[str]:
         raise NovaError(
             f"{type(model).__name__} has no linear layers that LoRA could adapt", where="lora.rank", fix="lora.rank=0"
         )
+    if settings.target == ():
+        raise NovaError("names no layer", where="lora.target", fix="name some, or leave it out for all")
     for wanted in settings.target or ():
         if not any(_ends(name, wanted) for name in linear):
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))

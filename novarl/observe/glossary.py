@@ -1,10 +1,6 @@
 """What every metric means: its formula, unit, the direction that is good, what is healthy, how it is reduced.
 
-A Record may only hold names that stand here; `lookup` refuses any other. Notation: pi is the policy being trained,
-pi_old the policy before the rollout's first update, mu what the sampler recorded, pi_ref the reference (where a run has
-none, the policy before the update, on the tokens that `kl` looks at: those of the minibatch's first trajectories, as
-many as hold a thirty-second of its trained tokens, within 64 and 256). mean_t runs over the trained tokens (mask True)
-of the whole update, mean_i over its trajectories. Logarithms are natural.
+A Record may only hold names that stand here; `lookup` refuses any other. Their notation is `NOTATION`.
 """
 
 from __future__ import annotations
@@ -14,6 +10,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Literal
+
+NOTATION = """\
+pi is the policy being trained, pi_old the policy before the rollout's first update, mu what the sampler recorded,
+pi_ref the reference. Where a run has none, pi_ref is the policy before the update, so that `kl_mean` and its likes say
+how far the update moved, as `kl` does: on the minibatch's first trajectories, as many as hold a thirty-second of its
+trained tokens, within 64 and 256. mean_t runs over the trained tokens (mask True) of the whole update, mean_i over its
+trajectories. Logarithms are natural.
+"""
 
 Direction = Literal["up", "down", "watch"]
 Reduction = Literal["mean", "sum", "max", "same"]
@@ -330,17 +334,19 @@ MACHINE = {
     ),
 }
 
-METRICS: dict[str, Metric] = {
-    **PROGRESS,
-    **LOSSES,
-    **POLICY,
-    **CREDIT,
-    **REWARDS,
-    **LENGTHS,
-    **SCORES,
-    **PREFERENCE,
-    **MACHINE,
+SECTIONS = {
+    "Progress": PROGRESS,
+    "Losses": LOSSES,
+    "Policy": POLICY,
+    "Credit": CREDIT,
+    "Rewards": REWARDS,
+    "Lengths": LENGTHS,
+    "Evaluations": SCORES,
+    "Preferences and reward models": PREFERENCE,
+    "Time and machine": MACHINE,
 }
+
+METRICS = {name: metric for section in SECTIONS.values() for name, metric in section.items()}
 """Every metric by name; `<name>` stands for a name without a slash, `<k>` for a whole number."""
 
 _HOLES = {"<name>": "[^/]+", "<k>": "[0-9]+"}

@@ -128,6 +128,10 @@ def _front(command: str, words: list[str]) -> int:
 
 
 def _run(command: str, rest: list[str]) -> None:
+    from novarl.config.preload import preload
+
+    _settle_products()
+    preload()
     from novarl.config.presets import DEMO
 
     config = _load("rl" if command == "demo" else command, rest, DEMO if command == "demo" else None)
@@ -158,6 +162,7 @@ def _explain(rest: list[str]) -> None:
 def _check(rest: list[str]) -> None:
     if rest:
         raise NovaError(f"check takes no arguments, got {rest[0][:60]!r}", where="command line", fix="leave it out")
+    _settle_products()
     _settle_threads(None)
     from novarl import build
 
@@ -216,12 +221,15 @@ def _fill(config: Config) -> Config:
     return fill(config, decided_rl(config))
 
 
-def _settle_threads(threads: int | None) -> None:
-    """What must be in the environment before torch loads: the number of threads, and MKL's choice of kernels.
-
-    With one kernel for every shape, a request's numbers do not depend on what else is in its batch.
-    """
+def _settle_products() -> None:
+    """What must be in the environment before torch's libraries are there: MKL's choice of kernels. With one for every
+    shape, a request's numbers do not depend on what else is in its batch."""
     os.environ.setdefault("MKL_CBWR", "AVX2")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which would begin with its import and do nothing
+
+
+def _settle_threads(threads: int | None) -> None:
+    """The number of threads, before anything computes."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if threads is not None:
             os.environ[name] = str(threads)

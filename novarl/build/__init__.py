@@ -5,7 +5,6 @@ Importing this package costs nothing: each command's parts are loaded when it ru
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from novarl.core.errors import NovaError
@@ -17,16 +16,9 @@ if TYPE_CHECKING:
 
 def run_rl(config: RLConfig) -> dict[str, Any]:
     """Reinforcement learning; returns what summary.json holds. KeyboardInterrupt after Ctrl-C, once all is saved."""
-    if config.rollout.staleness == 0:
-        from novarl.build import rl
+    from novarl.build import rl
 
-        return _unless_stopped(rl.run_rl(config))
-    from novarl.build.ahead import sampling_process
-
-    with closing(sampling_process(config)) as ahead:  # its imports and ours, which follow, take place side by side
-        from novarl.build import rl
-
-        return _unless_stopped(rl.run_rl(config, ahead))
+    return _unless_stopped(rl.run_rl(config))
 
 
 def run_sft(config: SFTConfig) -> dict[str, Any]:

@@ -35,6 +35,17 @@ def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ra
     return chosen, ranks
 
 
+def divided_threads(config: RLConfig) -> tuple[int, int]:
+    """(threads of this process, threads that sample). Where a second process samples, `threads` is what both have
+    together, unless `rollout.threads` gives the second its own; each has one at least."""
+    total = config.threads or int(os.environ.get("OMP_NUM_THREADS", "2"))
+    if config.rollout.staleness == 0:
+        return total, total
+    if config.rollout.threads is not None:
+        return total, config.rollout.threads
+    return max(1, total - total // 2), max(1, total // 2)
+
+
 def keep_freed_memory() -> None:
     """Let freed tensors be used again without asking the system, where the C library is glibc.
 

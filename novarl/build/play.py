@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-from novarl.build.lora import adapt, model_source
-from novarl.build.machine import keep_freed_memory, pick_device
+from novarl.build.lora import adapt
+from novarl.build.machine import divided_threads, keep_freed_memory, pick_device
 from novarl.build.resolve import resolve_rl
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.sampling import Sampler, training_sampler
@@ -21,7 +22,6 @@ from novarl.models.load import load
 from novarl.rewards.compose import RewardSet
 
 if TYPE_CHECKING:
-    from novarl.build.rl import Online
     from novarl.config.tree import RLConfig
 
 
@@ -48,13 +48,19 @@ class Play:
 class Apart:
     """A sampler with the weights of its own process, which `far_sampler` makes there."""
 
-    def __init__(self, sampler: Sampler, rewards: RewardSet, weights: SharedWeights) -> None:
-        self._play, self._weights = Play(sampler, rewards), weights
+    def __init__(self, sampler: Sampler, rewards: RewardSet) -> None:
+        self._play, self._version = Play(sampler, rewards), -1
 
-    def publish(self, version: int) -> None:
-        self._play.sampler.engine.publish(self._weights.named_tensors(), version)
+    def attach(self, path: str, size: int, layout: Sequence[Entry]) -> None:
+        """Where the learner leaves its weights."""
+        self._weights = SharedWeights.open(path, size, layout)
+        self._weights.forget()
 
-    def play(self, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Scored]:
+    def play(self, asked: Sequence[tuple[int, Prompt]], step: int, version: int) -> list[Scored]:
+        """Sampled and scored rollouts, by the weights of the shared block, which are those of `version`."""
+        if version != self._version:
+            self._play.sampler.engine.publish(self._weights.named_tensors(), version)
+            self._version = version
         return self._play.score(self._play.sample(asked, step))
 
     def close(self) -> None:
@@ -63,10 +69,8 @@ class Apart:
         close_env(self._play.sampler.env)
 
 
-def far_sampler(config: RLConfig, source: str, path: str, size: int, layout: Sequence[Entry], threads: int) -> Apart:
+def far_sampler(config: RLConfig, source: str, threads: int) -> Apart:
     """In the sampling process: a model like the policy, whose weights come from the shared block before each step."""
-    weights = SharedWeights.open(path, size, layout)
-    weights.forget()
     torch.set_num_threads(threads)
     keep_freed_memory()
     plan = resolve_rl(config)
@@ -74,27 +78,45 @@ def far_sampler(config: RLConfig, source: str, path: str, size: int, layout: Seq
     switch_dropout_off(policy.model)
     adapt(config, policy, None)
     sampler = training_sampler(config, plan, policy)
-    return Apart(sampler, build_rewards(config, plan.task), weights)
+    return Apart(sampler, build_rewards(config, plan.task))
 
 
 class FarSampler:
-    """The learner's end of the sampling process; `loops.stale.Sampler`."""
+    """The learner's end of the sampling process; `loops.stale.Sampler`.
 
-    def __init__(self, run: Online, worker: Worker, *, threads: int) -> None:
-        self._model = run.policy.model
-        self._weights = SharedWeights.of(self._model)
-        place = (self._weights.path, self._weights.size, self._weights.layout)
-        self._worker = worker
-        worker.make(far_sampler, run.config, model_source(run.config, run.opened, run.state), *place, threads)
+    To be made after all imports and before anything starts a thread, so that the process is a fork; then it is told
+    what to `load`, while the run is composed here, and at last whose weights to sample by (`follow`).
+    """
+
+    def __init__(self, config: RLConfig) -> None:
+        _, self._threads = divided_threads(config)
+        self._version = -1
+        self._weights: SharedWeights | None = None
+        self._worker = Worker(
+            what="the sampling process",
+            fix="go on from the last checkpoint with resume=auto; if memory was short, with rollout.staleness=0 or "
+            "fewer rollout.max_batch",
+            environ=dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads)),
+        )
+
+    def load(self, config: RLConfig, source: str) -> None:
+        self._worker.make(far_sampler, config, source, self._threads)
+
+    def follow(self, model: nn.Module) -> None:
+        self._model, self._weights = model, SharedWeights.of(model)
+        self._worker.call("attach", self._weights.path, self._weights.size, self._weights.layout)
 
     def publish(self, version: int) -> None:
+        """Leave the weights where the process reads them when it begins to play; between two publications it has."""
+        assert self._weights is not None
         self._weights.write(self._model)
-        self._worker.call("publish", version)
+        self._version = version
 
     def play(self, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Scored]:
-        found: list[Scored] = self._worker.call("play", list(asked), step)
+        found: list[Scored] = self._worker.call("play", list(asked), step, self._version)
         return found
 
     def close(self) -> None:
         self._worker.close()
-        self._weights.forget()  # where the process ended before it had it open
+        if self._weights is not None:
+            self._weights.forget()  # where the process ended before it had it open

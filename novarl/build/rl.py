@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from novarl.build.ahead import divided_threads, sampling_process
 from novarl.build.front import open_front
 from novarl.build.judge import Judge, write_samples
-from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base
-from novarl.build.machine import check_overlap, start
+from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base, model_source
+from novarl.build.machine import check_overlap, divided_threads, start
 from novarl.build.play import FarSampler, Play
 from novarl.build.references import named_reference
 from novarl.build.resolve import RLPlan, resolve_rl
@@ -33,7 +33,6 @@ from novarl.core.types import Engine, Prompt, Record, Sequence as TokenSequence
 from novarl.data.dataset import load_sft
 from novarl.data.pack import pack_sequences
 from novarl.distributed.ranks import Ranks
-from novarl.engines.worker import Worker
 from novarl.learn.credit import CreditRule
 from novarl.learn.objective import Objective
 from novarl.learn.scorer import Scorer
@@ -78,35 +77,35 @@ class Online:
     credit: CreditRule
     session: Session
     named_reference: nn.Module | None
-    ahead: Worker | None = None
-    far: FarSampler | None = None
+    far: FarSampler | None
 
     @property
     def engine(self) -> Engine:
         return self.sampler.engine
 
 
-def run_rl(config: RLConfig, ahead: Worker | None = None) -> dict[str, Any]:
-    """Train, and return what summary.json holds. `status` is "done", or "stopped" after Ctrl-C.
-
-    `ahead` is the process that samples one step ahead, where it has been started already.
-    """
+def run_rl(config: RLConfig) -> dict[str, Any]:
+    """Train, and return what summary.json holds. `status` is "done", or "stopped" after Ctrl-C."""
     plan = resolve_rl(config)
+    with nullcontext() if config.rollout.staleness == 0 else closing(FarSampler(config)) as far:
+        return _run(config, plan, far)
+
+
+def _run(config: RLConfig, plan: RLPlan, far: FarSampler | None) -> dict[str, Any]:
     threads, _ = divided_threads(config)
     device, ranks = start(config.device, threads, config.seed)
     check_overlap(config, ranks)
     opened = open_run(config, ranks)
     if (ended := opened.finished("rl", steps=config.steps, model=config.model)) is not None:
         return ended
+    if far is not None:
+        far.load(config, model_source(config, opened, opened.state))
     with Interrupts() as interrupts:
-        run = compose(config, plan, ranks=ranks, device=device, opened=opened, interrupts=interrupts)
-        run.ahead = ahead
+        run = compose(config, plan, ranks=ranks, device=device, opened=opened, interrupts=interrupts, far=far)
         try:
             _begin(run)
             return _drive(run)
         finally:
-            if run.far is not None:
-                run.far.close()
             run.play.close()
             run.rewards.close()
             close_env(run.sampler.env)
@@ -116,7 +115,14 @@ def run_rl(config: RLConfig, ahead: Worker | None = None) -> dict[str, Any]:
 
 
 def compose(
-    config: RLConfig, plan: RLPlan, *, ranks: Ranks, device: torch.device, opened: Opened, interrupts: Interrupts
+    config: RLConfig,
+    plan: RLPlan,
+    *,
+    ranks: Ranks,
+    device: torch.device,
+    opened: Opened,
+    interrupts: Interrupts,
+    far: FarSampler | None,
 ) -> Online:
     """Load and check everything. Nothing is written yet, so a mistake leaves no trace."""
     state = opened.state
@@ -172,6 +178,7 @@ def compose(
         credit=credit_rule(config, plan),
         session=session,
         named_reference=reference,
+        far=far,
     )
 
 
@@ -273,12 +280,11 @@ def _drive(run: Online) -> dict[str, Any]:
 
 
 def _loop(run: Online, state: LoopState, stages: Stages) -> Iterator[Record]:
-    """The loop that the configuration asks for; the sampling process of `stale` loads while the run is measured."""
+    """The loop that the configuration asks for."""
     steps = run.config.steps
-    if run.config.rollout.staleness == 0 or state.step >= steps:
+    if run.far is None or state.step >= steps:
         return online(state, stages, steps=steps)
-    _, threads = divided_threads(run.config)
-    run.far = FarSampler(run, run.ahead or sampling_process(run.config), threads=threads)
+    run.far.follow(run.policy.model)
     return stale(state, stages, run.far, steps=steps)
 
 

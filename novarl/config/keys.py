@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -23,10 +26,31 @@ class Key:
     path: str
     values: str
     default: Any
-    meaning: str
     required: bool
     text: bool
     open: bool
+    tree: type[Node]
+    """The group that it is a field of."""
+
+    @property
+    def meaning(self) -> str:
+        """What is written below the field."""
+        name = _last(self.path)
+        owner = next(tree for tree in self.tree.__mro__ if name in inspect.get_annotations(tree))
+        return _meanings(owner).get(name, "")
+
+
+@cache
+def _meanings(owner: type) -> dict[str, str]:
+    """The text below each field of a class, read from its source: pydantic would read all of it at every start."""
+    (written,) = ast.parse(inspect.getsource(owner)).body
+    assert isinstance(written, ast.ClassDef)
+    found = {}
+    for field, below in pairwise(written.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
 
 
 @cache
@@ -99,10 +123,10 @@ def _walk(tree: type[Node], prefix: str) -> Iterator[Key]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, Node):
             yield from _walk(field.annotation, f"{path}.")
         else:
-            yield _key(path, field)
+            yield _key(path, field, tree)
 
 
-def _key(path: str, field: FieldInfo) -> Key:
+def _key(path: str, field: FieldInfo, tree: type[Node]) -> Key:
     parts = _alternatives(field.annotation)
     values = [_words(part) for part in parts if part is not types.NoneType]
     values += ["null"] * (types.NoneType in parts)
@@ -112,10 +136,10 @@ def _key(path: str, field: FieldInfo) -> Key:
         path=path,
         values=" or ".join(values),
         default=None if default is PydanticUndefined else default,
-        meaning=" ".join((field.description or "").split()),
         required=required,
         text=str in parts,
         open=any(get_origin(part) is dict for part in parts),
+        tree=tree,
     )
 
 

@@ -36,8 +36,8 @@ class Node(BaseModel):
         strict=True,
         allow_inf_nan=False,
         validate_default=True,
-        use_attribute_docstrings=True,
         protected_namespaces=(),
+        defer_build=True,  # of some thirty groups a command needs a few
     )
 
 

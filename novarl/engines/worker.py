@@ -1,16 +1,17 @@
-"""A part of a run in a process of its own: `python -m novarl.engines.worker`, spoken to through one socket.
+"""A part of a run in a process of its own, spoken to through one socket.
 
 `Worker(...)` starts the process; `make(function, *args)` calls `function(*args)` there and keeps what it returns;
-`call(name, *args)` then runs one method of it. The process is a fresh interpreter, not a fork: a fork after torch has
-started its threads would hang. It is no part of the terminal's process group, so Ctrl-C is the parent's to obey, and it
-ends itself the moment the parent is gone, whatever it is doing; the parent knows at once when it is gone. Weights do
-not pass through the socket but through memory that both see (`SharedWeights`).
+`call(name, *args)` then runs one method of it. While this process has a single thread, the other is a fork of it, which
+has all that was imported; afterwards it is a fresh interpreter, `python -m novarl.engines.worker`, since a fork lacks
+the threads that torch believes to have. It is no part of the terminal's process group, so Ctrl-C is the parent's to
+obey, and it ends itself the moment the parent is gone, whatever it is doing; the parent knows at once when it is gone.
+Weights do not pass through the socket but through memory that both see (`SharedWeights`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import math
 import os
 import pickle
 import queue
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
@@ -39,26 +41,18 @@ class Worker:
 
     what:    what the process does, as errors name it ("the sampling process")
     fix:     what a user can do where it is gone
-    imports: a module that it imports at once, while the parent has other things to do
     environ: variables that it has and the parent does not
 
     Errors, of every call: those that were raised there, with their traceback as a note, and NovaError where the process
     ended. What `make`'s function raises comes with the first call.
     """
 
-    def __init__(self, *, what: str, fix: str, imports: str = "", environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *, what: str, fix: str, environ: Mapping[str, str] | None = None) -> None:
         self.what, self.fix = what, fix
         mine, theirs = socket.socketpair()
-        # The child finds modules exactly where the parent does, in the same order.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        start = _Fork if _has_one_thread() else _fresh
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "novarl.engines.worker", str(theirs.fileno()), what, imports],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path, **(environ or {})},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            self.process = start(what, mine, theirs, environ or {})
         self._connection = Connection(mine.detach())
         self._end = weakref.finalize(self, _end, self.process, self._connection)
         self._made = False
@@ -98,7 +92,67 @@ class Worker:
         return f", killed by {signal.Signals(-code).name}" if code < 0 else f", with exit code {code}"
 
 
-def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
+def _has_one_thread() -> bool:
+    """Whether a fork would be whole. What counts are the system's threads: libraries have more than Python knows of."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
+
+
+def _fresh(
+    what: str, mine: socket.socket, theirs: socket.socket, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    # The child finds modules exactly where the parent does, in the same order.
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-m", "novarl.engines.worker", str(theirs.fileno()), what],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path, **environ},
+        pass_fds=(theirs.fileno(),),
+        start_new_session=True,
+    )
+
+
+class _Fork:
+    """This process once more, with as much of `subprocess.Popen` as a Worker needs."""
+
+    def __init__(self, what: str, mine: socket.socket, theirs: socket.socket, environ: Mapping[str, str]) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or the child would have what waits there too
+        self.returncode: int | None = None
+        self._waiting = threading.Lock()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                mine.close()  # else the parent's end would never close
+                os.setsid()
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.environ.update(environ)
+                _serve(theirs.detach(), what)
+                status = 0
+            except BaseException:  # noqa: BLE001 - nothing of the parent's may run here, whatever happens
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+
+    def poll(self) -> int | None:
+        with self._waiting:
+            if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+                self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def wait(self, timeout: float = math.inf) -> int:
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(f"the fork {self.pid}", timeout)
+            time.sleep(0.001)
+        return code
+
+
+def _end(process: subprocess.Popen[bytes] | _Fork, connection: Connection) -> None:
     with contextlib.suppress(OSError):
         connection.send_bytes(STOP)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -112,15 +166,13 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
 class _Served:
     """The child's end: a thread reads, so that the end of the parent is noticed in the middle of a call."""
 
-    def __init__(self, connection: Connection, what: str, imports: str) -> None:
-        self.connection, self.what, self.imports = connection, what, imports
+    def __init__(self, connection: Connection, what: str) -> None:
+        self.connection, self.what = connection, what
         self.waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def serve(self) -> None:
         """Make the part, and run its methods, until told to stop."""
         threading.Thread(target=self._read, daemon=True).start()
-        if self.imports:
-            importlib.import_module(self.imports)
         part = self._made(self.waiting.get())
         try:
             while part is not None and (request := self.waiting.get()) is not None:
@@ -176,14 +228,12 @@ def _portable(error: Exception, what: str) -> Exception:
     return error
 
 
-def main() -> None:
-    """Serve the socket whose number is the first argument."""
-    number, what, imports = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+def _serve(number: int, what: str) -> None:
     os.set_inheritable(number, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with collector.resting():
-        _Served(Connection(number), what, imports).serve()
+        _Served(Connection(number), what).serve()
 
 
 if __name__ == "__main__":
-    main()
+    _serve(int(sys.argv[1]), sys.argv[2])

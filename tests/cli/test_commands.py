@@ -175,7 +175,7 @@ def test_threads_and_kernels_are_settled_in_the_environment(
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(before))
     assert cli.main(["rl", *words.split(" ")]) == 0
-    assert dict(os.environ) == after
+    assert dict(os.environ) == after | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def test_the_environment_is_settled_before_torch_loads() -> None:
@@ -229,6 +229,13 @@ def test_python_m_novarl_is_the_same_command() -> None:
     done = python("-m", "novarl", "rl", "task=sort", "stepz=1")
     expected = "novarl: command line stepz: unknown key (did you mean steps?)\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+
+
+def test_ends_while_libraries_are_being_mapped_are_clean() -> None:
+    """A mistake in the command line is found while a second thread maps torch's libraries."""
+    for _ in range(5):
+        done = python("-m", "novarl", "rl", "nonsense")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,20 @@ import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
+from novarl.engines import worker as workers
 from novarl.engines.shared import SharedWeights
 from novarl.engines.worker import GRACE, Worker
+
+
+@pytest.fixture(params=["fork", "fresh"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both kinds of process; nothing here computes, so that a fork is whole for all that this one has threads."""
+    found: str = request.param
+    monkeypatch.setattr(workers, "_has_one_thread", lambda: found == "fork")
+    return found
+
+
+both = pytest.mark.usefixtures("kind")
 
 
 class Odd(Exception):
@@ -64,6 +76,7 @@ def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+@both
 def test_values_and_errors_come_back(tmp_path: Path) -> None:
     part = worker(tmp_path)
     value, pid, mine, group = part.call("about", {"a": (1, 2.5)})
@@ -82,6 +95,7 @@ def test_values_and_errors_come_back(tmp_path: Path) -> None:
     assert (tmp_path / "closed").exists() and gone(pid)
 
 
+@both
 def test_an_error_of_the_beginning_comes_with_the_first_call() -> None:
     part = worker("")
     with pytest.raises(NovaError, match="there is no folder"):
@@ -89,16 +103,18 @@ def test_an_error_of_the_beginning_comes_with_the_first_call() -> None:
     part.close()
 
 
+@both
 def test_a_killed_part_is_one_clear_error(tmp_path: Path) -> None:
     part = worker(tmp_path)
     part.call("about", 1)
-    threading.Timer(0.2, part.process.kill).start()
+    threading.Timer(0.2, os.kill, (part.process.pid, signal.SIGKILL)).start()
     with pytest.raises(NovaError) as caught:
         part.call("sleep")
     assert str(caught.value) == "the part ended before its time, killed by SIGKILL (start it again)"
     part.close()
 
 
+@both
 def test_close_ends_a_call_that_is_under_way(tmp_path: Path) -> None:
     part = worker(tmp_path)
     errors: list[BaseException] = []
@@ -121,17 +137,19 @@ def test_close_ends_a_call_that_is_under_way(tmp_path: Path) -> None:
 
 PARENT = """
 import sys, time
+from novarl.engines import worker as workers
 from tests.engines.test_worker import worker
+workers._has_one_thread = lambda: sys.argv[2] == "fork"
 part = worker(sys.argv[1])
 print(part.call("about", 1)[1], flush=True)
 part.call("sleep")
 """
 
 
-def test_a_killed_parent_takes_its_part_with_it(tmp_path: Path) -> None:
+def test_a_killed_parent_takes_its_part_with_it(tmp_path: Path, kind: str) -> None:
     with (tmp_path / "err").open("w") as err:
         parent = subprocess.Popen(
-            [sys.executable, "-c", PARENT, str(tmp_path)],
+            [sys.executable, "-c", PARENT, str(tmp_path), kind],
             cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
             stderr=err,
@@ -149,6 +167,42 @@ def test_a_killed_parent_takes_its_part_with_it(tmp_path: Path) -> None:
     parent.stdout.close()
     assert gone(pid)
     assert (tmp_path / "err").read_text() == "novarl: the part ends, as the run that it belongs to is gone\n"
+
+
+IMPORTED = """
+import os, sys
+import novarl.build.rl
+from novarl.engines.worker import Worker
+from tests.engines.test_worker import Part
+part = Worker(what="the part", fix="start it again")
+part.make(Part, sys.argv[1])
+_, pid, _, _ = part.call("about", 1)
+command = lambda pid: open(f"/proc/{pid}/cmdline").read()
+print(command(pid) == command(os.getpid()), os.getcwd() == os.readlink(f"/proc/{pid}/cwd"))
+print(os.readlink(f"/proc/{pid}/fd/0"), flush=True)
+import torch
+torch.ones(1000, 1000) @ torch.ones(1000, 1000)
+other = Worker(what="the part", fix="start it again")
+other.make(Part, sys.argv[1])
+_, pid, _, _ = other.call("about", 1)
+print(command(pid) == command(os.getpid()))
+part.close(), other.close()
+"""
+
+
+def test_imports_start_no_thread_and_computing_does(tmp_path: Path) -> None:
+    """What a run imports leaves it one thread, so that its sampling process is a fork of it; later ones are not."""
+    variables = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [sys.executable, "-c", IMPORTED, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **variables},
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (0, "True True\n/dev/null\nFalse\n", "")
 
 
 def test_weights_are_seen_by_both_and_leave_no_file() -> None:

@@ -21,8 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.build.ahead import divided_threads
-from novarl.build.machine import check_overlap
+from novarl.build.machine import check_overlap, divided_threads
 from novarl.build.play import FarSampler
 from novarl.build.resolve import resolve_rl
 from novarl.config.load import load as load_config

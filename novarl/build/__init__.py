@@ -5,6 +5,10 @@ Importing this package costs nothing: each command's parts are loaded when it ru
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from novarl.core.errors import NovaError
@@ -16,51 +20,79 @@ if TYPE_CHECKING:
 
 def run_rl(config: RLConfig) -> dict[str, Any]:
     """Reinforcement learning; returns what summary.json holds. KeyboardInterrupt after Ctrl-C, once all is saved."""
-    from novarl.build import rl
+    with _whole_imports():
+        from novarl.build import rl
 
     return _unless_stopped(rl.run_rl(config))
 
 
 def run_sft(config: SFTConfig) -> dict[str, Any]:
     """Supervised fine-tuning; as `run_rl`."""
-    from novarl.build import sft
+    with _whole_imports():
+        from novarl.build import sft
 
     return _unless_stopped(sft.run_sft(config))
 
 
 def run_dpo(config: DPOConfig) -> dict[str, Any]:
     """Direct preference optimisation; as `run_rl`."""
-    from novarl.build import dpo
+    with _whole_imports():
+        from novarl.build import dpo
 
     return _unless_stopped(dpo.run_dpo(config))
 
 
 def run_rm(config: RMConfig) -> dict[str, Any]:
     """A reward model; as `run_rl`."""
-    from novarl.build import rm
+    with _whole_imports():
+        from novarl.build import rm
 
     return _unless_stopped(rm.run_rm(config))
 
 
 def run_eval(config: EvalConfig) -> dict[str, Any]:
     """Evaluation; returns what summary.json holds."""
-    from novarl.build import evaluate
+    with _whole_imports():
+        from novarl.build import evaluate
 
     return evaluate.run_eval(config)
 
 
 def run_sample(config: SampleConfig) -> None:
     """Answer a prompt, or every line of the standard input."""
-    from novarl.build import talk
+    with _whole_imports():
+        from novarl.build import talk
 
     talk.run_sample(config)
 
 
 def check() -> None:
     """Print versions and device, and run one forward pass."""
-    from novarl.build import selfcheck
+    with _whole_imports():
+        from novarl.build import selfcheck
 
     selfcheck.run_check()
+
+
+@contextmanager
+def _whole_imports() -> Iterator[None]:
+    """Ctrl-C waits until everything is imported: torch would go on with half of numpy, which fails much later."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # which no signal reaches
+        return
+    stopped = False
+
+    def note(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if stopped:
+        raise KeyboardInterrupt
 
 
 def _unless_stopped(summary: dict[str, Any]) -> dict[str, Any]:

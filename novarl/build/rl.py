@@ -98,10 +98,11 @@ def _run(config: RLConfig, plan: RLPlan, far: FarSampler | None) -> dict[str, An
     opened = open_run(config, ranks)
     if (ended := opened.finished("rl", steps=config.steps, model=config.model)) is not None:
         return ended
+    state = opened.state
     if far is not None:
-        far.load(config, model_source(config, opened, opened.state))
+        far.load(config, model_source(config, opened, state))
     with Interrupts() as interrupts:
-        run = compose(config, plan, ranks=ranks, device=device, opened=opened, interrupts=interrupts, far=far)
+        run = compose(config, plan, state, ranks=ranks, device=device, opened=opened, interrupts=interrupts, far=far)
         try:
             _begin(run)
             return _drive(run)
@@ -117,6 +118,7 @@ def _run(config: RLConfig, plan: RLPlan, far: FarSampler | None) -> dict[str, An
 def compose(
     config: RLConfig,
     plan: RLPlan,
+    state: dict[str, Any] | None,
     *,
     ranks: Ranks,
     device: torch.device,
@@ -125,7 +127,6 @@ def compose(
     far: FarSampler | None,
 ) -> Online:
     """Load and check everything. Nothing is written yet, so a mistake leaves no trace."""
-    state = opened.state
     policy = read_policy(config, opened, device)
     if state is not None:
         check_reference_is_there(config, plan, opened.rundir, state)

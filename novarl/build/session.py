@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
@@ -61,7 +62,7 @@ class Interrupts:
         print("\nstopping after this update, then saving (once more to stop at once)", file=sys.stderr)
 
 
-@dataclass(slots=True)
+@dataclass
 class Opened:
     """A run directory before anything was written: what it holds, and the checkpoint to go on from."""
 
@@ -70,8 +71,9 @@ class Opened:
     notes: list[str]
     """What whoever resumes should know: checkpoints that are damaged, settings that are others now."""
 
-    @property
+    @cached_property
     def state(self) -> dict[str, Any] | None:
+        """What the checkpoint holds, read once."""
         return self.checkpoint.load() if self.checkpoint else None
 
     def finished(self, phase: str, *, steps: int, model: str) -> dict[str, Any] | None:

@@ -231,6 +231,22 @@ def test_python_m_novarl_is_the_same_command() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
 
 
+def test_ctrl_c_waits_for_whole_imports() -> None:
+    """torch goes on with half of numpy where one comes while it is imported."""
+    code = (
+        "import os, signal, sys, novarl.build as b, novarl.cli as c\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'numpy.linalg': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "status = c.main(['rl', 'task=sort', 'steps=1'])\n"
+        "import numpy\n"
+        "print(status, numpy.linalg.__name__, 'novarl.build.rl' in sys.modules)"
+    )
+    done = python("-c", code)
+    assert (done.stdout, done.stderr) == ("130 numpy.linalg True\n", "novarl: stopped\n")
+
+
 def test_ends_while_libraries_are_being_mapped_are_clean() -> None:
     """A mistake in the command line is found while a second thread maps torch's libraries."""
     for _ in range(5):

@@ -117,7 +117,7 @@ def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *,
         "answer_key": config.answer_key,
     }
     if task is not None:
-        asked = raw(task.rows("held_out", seed=0)[: config.eval.n])
+        asked = raw(task.rows("held_out", seed=0)[: config.eval.n]) if config.eval.n else []
         if isinstance(config, EvalConfig):
             return Rows([], *load_rl(asked, **options), bad)
         held_out = load_rl(asked, **options)[0] if asked else []

@@ -141,9 +141,9 @@ class Step:
         )
         return self.floor(home, {"ours": runs["ours bf16"]}, halved)
 
-    def sides(self) -> dict[str, Side]:
-        """We, and TRL with each way to split its batch."""
-        return {"ours": self.ours(), "trl 8": self.trl(8), "trl 16": self.trl(16), "trl 64": self.trl(64)}
+    def sides(self, *extra: str) -> dict[str, Side]:
+        """We, with `extra` settings, and TRL with each way to split its batch."""
+        return {"ours": self.ours(*extra), "trl 8": self.trl(8), "trl 16": self.trl(16), "trl 64": self.trl(64)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,9 @@ def _front(command: str, words: list[str]) -> int:
             return int(done.code or 0)
     import difflib
 
-    near = difflib.get_close_matches(command, COMMANDS, 1)
-    fix = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
+    begun = [name for name in COMMANDS if command and name.startswith(command)]
+    near = begun or difflib.get_close_matches(command, COMMANDS, 1)
+    fix = f"did you mean {' or '.join(near)}?" if near else f"the commands are {', '.join(COMMANDS)}"
     raise NovaError(f"unknown command {command[:60]!r}", where="command line", fix=fix)
 
 

@@ -77,8 +77,9 @@ def check() -> None:
 @contextmanager
 def _whole_imports() -> Iterator[None]:
     """Ctrl-C waits until everything is imported: torch would go on with half of numpy, which fails much later."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # which no signal reaches
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield  # no signal reaches this thread, or somebody else has decided what one means
         return
     stopped = False
 
@@ -86,7 +87,7 @@ def _whole_imports() -> Iterator[None]:
         nonlocal stopped
         stopped = True
 
-    before = signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from novarl.core.types import Sampling
 from novarl.data.render import render_prompt
 from novarl.models.heads import refuse_reward_model
 from novarl.models.load import load
+from novarl.observe.sinks.console import leave
 
 
 def run_sample(config: SampleConfig) -> None:
@@ -35,23 +36,35 @@ def run_sample(config: SampleConfig) -> None:
         seed=config.seed,
     )
 
+    count, cut, left = 0, 0, False
+
     async def answers(prompt: str, number: int) -> list[str]:
+        nonlocal cut
         tokens = render_prompt(
             policy.tokenizer, ({"role": "user", "content": prompt},), apply_chat_template=config.apply_chat_template
         )
         requests = [engine.sample(tokens, sampling, key=f"sample/{number}/{index}") for index in range(config.n)]
-        return [
-            policy.tokenizer.decode(found.tokens, skip_special_tokens=True) for found in await asyncio.gather(*requests)
-        ]
+        every = await asyncio.gather(*requests)
+        cut += sum(found.finish_reason == "length" and len(found.tokens) < talk.max_tokens for found in every)
+        return [policy.tokenizer.decode(found.tokens, skip_special_tokens=True) for found in every]
 
-    count = 0
-    for number, prompt in enumerate(_prompts(config.prompt, sys.stdin)):
-        for text in asyncio.run(answers(prompt, number)):
-            print(text, flush=True)
-            count += 1
-    if count == 0:
+    try:
+        for number, prompt in enumerate(_prompts(config.prompt, sys.stdin)):
+            for text in asyncio.run(answers(prompt, number)):
+                print(text, flush=True)
+                count += 1
+    except BrokenPipeError:  # whoever read the answers, such as `head`, has enough of them
+        left = True
+        leave(sys.stdout)
+    if count == 0 and not left:
         raise NovaError(
             "there is nothing to answer", where="prompt", fix="write prompt='...', or pipe one prompt a line in"
+        )
+    if cut:
+        print(
+            f"novarl: {cut} of {count} answers ended before {talk.max_tokens} tokens, where the model's context of "
+            f"{policy.context} was full",
+            file=sys.stderr,
         )
     engine.close()
 

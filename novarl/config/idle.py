@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from novarl.config.base import TrainConfig
-from novarl.config.parts import Node
+from novarl.config.parts import Node, Sampled
 from novarl.config.tree import RLConfig
 
 
 def idle(config: TrainConfig) -> list[str]:
-    """In words, a note for each section that has values and is not switched on. One that is switched off on purpose,
-    `enabled: false`, may have any."""
+    """In words, a note for each section that has values and is not switched on, and for how to sample evaluations that
+    are greedy. A section that is switched off on purpose, `enabled: false`, may have any."""
     off: list[tuple[str, Node, str]] = []
     if config.lora.rank == 0:
         off.append(("lora", config.lora, "lora.rank is 0"))
@@ -24,4 +24,9 @@ def idle(config: TrainConfig) -> list[str]:
         given = [key for key in type(section).model_fields if getattr(section, key) != getattr(plain, key)]
         if given:
             notes.append(f"nothing reads {', '.join(f'{name}.{key}' for key in given)}, since {why}")
+    if isinstance(config, RLConfig) and config.eval.k == 0:
+        plain = type(config.eval)()
+        if given := [key for key in Sampled.model_fields if getattr(config.eval, key) != getattr(plain, key)]:
+            names = ", ".join(f"eval.{key}" for key in given)
+            notes.append(f"nothing reads {names}, since eval.k is 0: evaluations are greedy")
     return notes

@@ -87,11 +87,13 @@ def is_open(path: str, tree: type[Node]) -> bool:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """What `name` most likely meant: the choices with the same last part, or the one that is spelt most alike; first
-    the latter where a section is named too.
+    """What `name` most likely meant: the choices with the same last part, or the one that is spelt most alike, or the
+    one that is its last words; first the second where a section is named too.
 
     >>> nearest("coef", ["entropy.coef", "kl.coef", "seed"]), nearest("sead", ["seed"]), nearest("x", ["seed"])
     ('entropy.coef or kl.coef', 'seed', None)
+    >>> nearest("torch_dtype", ["dtype", "threads"])
+    'dtype'
     """
     if len(name) > 100:
         return None
@@ -102,7 +104,9 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     same = ends.get(_last(name), [])
     whole = difflib.get_close_matches(name, pool, 1, 0.75)
     ending = difflib.get_close_matches(_last(name), list(ends), 1, 0.75)
-    found = (whole if "." in name else same) or same or whole or (ends[ending[0]] if ending else [])
+    words = _last(name).split("_")
+    tail = [end for first in range(1, len(words)) if (end := "_".join(words[first:])) in pool]
+    found = (whole if "." in name else same) or same or whole or (ends[ending[0]] if ending else []) or tail
     return " or ".join(found[:3]) or None
 
 

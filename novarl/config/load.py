@@ -56,7 +56,7 @@ def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
     try:
         return tree.model_validate(_nest(found))
     except ValidationError as error:
-        raise _explain(error.errors()[0], found) from None
+        raise _explain(error.errors()[0], found, tree) from None
     except NovaError as error:
         place = _place(error.where, found) or error.where or _where(entries)
         raise NovaError(error.what, where=place, fix=error.fix) from None
@@ -141,20 +141,22 @@ def _where(entries: Sequence[Entry]) -> str | None:
     return next((entry.source for entry in entries if entry.source not in (COMMAND_LINE, "preset")), None)
 
 
-def _explain(error: ErrorDetails, found: Mapping[str, Entry]) -> NovaError:
+def _explain(error: ErrorDetails, found: Mapping[str, Entry], tree: type[Config]) -> NovaError:
     """The first thing pydantic found wrong, in one sentence."""
     parts = [str(part) for part in error["loc"]]
     path = ".".join(parts)
     entry = next((found[key] for size in range(len(parts), 0, -1) if (key := ".".join(parts[:size])) in found), None)
     what, fix = _phrase(error, path)
+    if entry is not None and isinstance(entry.value, list) and error["type"] in ("missing", "too_short", "too_long"):
+        usual = keys(tree)[entry.path].default
+        what = f"must be {len(usual)} values, got {_short(entry.value)}"
+        fix = f"write {entry.path}={list(usual)}, or others"
     return NovaError(what, where=entry.place if entry else path, fix=fix)
 
 
 def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     got = _short(value)
-    if kind in ("missing", "too_short", "too_long") and isinstance(value, list | tuple):
-        return f"has the wrong number of items, got {got}", "see its line in docs/names.md"
     if kind == "missing":
         return "is missing", f"write {path}=value, or {path}: value in a file"
     if kind == "tuple_type":

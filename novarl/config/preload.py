@@ -21,12 +21,19 @@ BEFORE = (
 """Compiled modules that reading a configuration needs: while a library is being mapped no other can be."""
 
 
+ACCELERATED = ("libtorch_cuda.so", "libtorch_hip.so", "libtorch_xpu.so")
+"""Builds that have one of these have an order of their own for the vendor's libraries, which is left to them."""
+
+
 def preload() -> None:
-    """Begin, on Linux, if torch is not there yet; with one core there is nothing to gain."""
+    """Begin, on Linux, if torch is not there yet and is a build for the CPU; with one core there is nothing to gain."""
     if sys.platform != "linux" or "torch" in sys.modules or len(os.sched_getaffinity(0)) == 1:
         return
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
+        return
+    folder = Path(found.origin).parent / "lib"
+    if any((folder / name).exists() for name in ACCELERATED):
         return
     for name in BEFORE:
         try:
@@ -35,7 +42,7 @@ def preload() -> None:
             continue
     _settle_pydantic()
     # No daemon: a process that ended, as after a misspelt key, while a library is being set up would crash on its way.
-    threading.Thread(target=_map, args=(Path(found.origin).parent / "lib",)).start()
+    threading.Thread(target=_map, args=(folder,)).start()
 
 
 def _settle_pydantic() -> None:

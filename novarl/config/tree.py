@@ -52,6 +52,9 @@ BUILT_IN_MODELS = ("tiny", "small")
 
 Rewards = Annotated[dict[Text, RewardSpec], Field(min_length=1), BeforeValidator(rewards_by_name)]
 
+MOST_ANSWERS = 1 << 20
+"""Answers to one step's prompts: a hundred times what the largest runs take, far below what fills a machine."""
+
 
 class RLConfig(TrainConfig):
     """Reinforcement learning: sample, score, credit, update, sync."""
@@ -142,6 +145,13 @@ class RLConfig(TrainConfig):
         )
 
     def _updates_divide(self) -> None:
+        trajectories = self.prompts_per_rollout * self.responses_per_prompt
+        refuse(
+            trajectories > MOST_ANSWERS,
+            "prompts_per_rollout",
+            f"{trajectories:,} answers in a step are more than the {MOST_ANSWERS:,} that are held in memory at once",
+            "use fewer prompts_per_rollout or responses_per_prompt, and more steps",
+        )
         if self.updates_per_rollout is None:
             return
         refuse(
@@ -150,7 +160,6 @@ class RLConfig(TrainConfig):
             f"{self.updates_per_rollout} updates cannot be shared evenly among {self.epochs_per_rollout} epochs",
             "make updates_per_rollout a multiple of epochs_per_rollout",
         )
-        trajectories = self.prompts_per_rollout * self.responses_per_prompt
         refuse(
             self.updates_per_rollout // self.epochs_per_rollout > trajectories,
             "updates_per_rollout",

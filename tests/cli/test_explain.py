@@ -75,6 +75,9 @@ PARTS = {
     ),
     "adv.estimator=constant adv.constant=0.5": ("compared with 0.5",),
     "kl_target=0.1": ("Note: nothing reads adaptive_kl.target_kl, since adaptive_kl.enabled is not true.",),
+    "eval.temperature=0.5 eval.top_k=3": (
+        "Note: nothing reads eval.temperature, eval.top_k, since eval.k is 0: evaluations are greedy.",
+    ),
     "lora.alpha=8 lora.target=[q_proj]": ("Note: nothing reads lora.alpha, lora.target, since lora.rank is 0.",),
     "lora.rank=4": ("Only adapters of rank 4 (alpha 16) on all linear layers but the head are trained.",),
     "lora.rank=4 lora.target=[q_proj] dtype=bfloat16": (

@@ -15,6 +15,7 @@ from novarl.core.errors import NovaError
 ON_A_TASK = [
     # misspelt
     ("optim.lrr=1", "optim.lrr", "unknown key (did you mean optim.lr?)", "optim.lr=1"),
+    ("torch_dtype=bfloat16", "torch_dtype", "unknown key (did you mean dtype?)", "dtype=bfloat16"),
     ("kl.type=los", "kl.type", "did you mean loss?", "kl.type=loss"),
     ("reward={a: {source: b, wieght: 1}}", "reward.a.wieght", "unknown key", "reward={a: {source: b, weight: 1}}"),
     ("reward.a.source=b & reward.a.wieght=1", "reward.a.wieght", "unknown key", "reward.a.source=b"),
@@ -47,7 +48,9 @@ ON_A_TASK = [
     ("dtype=float16", "dtype", "must be 'float32' or 'bfloat16'", "dtype=bf16"),
     ("rollout.stop=END", "rollout.stop", "must be a list, got 'END'", "rollout.stop=[END]"),
     ("rollout.stop=[1]", "rollout.stop", "must be text, got 1", "rollout.stop=['1']"),
-    ("optim.betas=[0.9]", "optim.betas", "wrong number of items", "optim.betas=[0.9, 0.9]"),
+    ("optim.betas=[0.9]", "optim.betas", "must be 2 values, got [0.9]", "optim.betas=[0.9, 0.9]"),
+    ("optim.betas=[]", "optim.betas", "(write optim.betas=[0.9, 0.95], or others)", "optim.betas=[0.9, 0.9]"),
+    ("optim.betas=[0, 0, 0]", "optim.betas", "must be 2 values", "optim.betas=[0, 0]"),
     ("optim=adam", "optim", "this is a section", "optim={lr: 0.1}"),
     ("task_options.x=[1]", "task_options.x", "one number, text", "task_options.x=1"),
     ("task_options=3", "task_options", "must be keys with values", "task_options={a: 3}"),
@@ -82,6 +85,12 @@ ON_A_TASK = [
     ("baseline=mean & adv.norm_std=true", "adv.norm_std", "no group", "baseline=group & adv.norm_std=true"),
     ("baseline=mean & ema_beta=0.5", "adv.ema_beta", "no moving average", "baseline=ema & ema_beta=0.5"),
     ("updates_per_rollout=3 & epochs_per_rollout=2", "epochs_per_rollout", "evenly", "updates_per_rollout=3"),
+    (
+        "prompts_per_rollout=131073",
+        "prompts_per_rollout",
+        "1,048,584 answers in a step are more than the 1,048,576",
+        "prompts_per_rollout=131072",
+    ),
     ("updates_per_rollout=129", "updates_per_rollout", "128 answers in a step", "updates_per_rollout=128"),
     ("min_lr_ratio=0.1", "min_lr_ratio", "did you mean optim.min_lr_ratio?", "steps=1"),
     ("optim.min_lr_ratio=0.1", "optim.min_lr_ratio", "never falls", "optim.min_lr_ratio=0"),

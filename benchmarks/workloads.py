@@ -290,8 +290,8 @@ WORKLOADS: dict[str, Workload] = {
     "overlap": Workload(
         "A reward that takes 50 ms a row, on W1's step; and W4 with sampling one step ahead of learning",
         {
-            "ours": W1.ours(reward="slow"),
-            "fast": W1.ours(),
+            "ours": SINKS.ours(reward="slow"),
+            "fast": SINKS.ours(),
             "ahead": until_good_ours("rollout.staleness=1"),
             "in turn": until_good_ours("threads=1"),
             "two threads": until_good_ours(),
@@ -303,7 +303,8 @@ WORKLOADS: dict[str, Workload] = {
         ],
         floors={"ahead": ahead_floor},
         shown=("seconds", "generation", "reward", "learn", "steps", "start", "step_seconds"),
-        notes="Ahead, two processes have a thread each; in turn, one process has one, and a core is free.",
+        notes="Ahead, two processes have a thread each; in turn, one process has one, and a core is free. The slow reward "
+        "has nine steps, since its worker processes start in the first two, of which the second counts.",
     ),
     "growth": Workload(
         "16 times the prompts a step (6M parameters, at most 32 tokens); and 2,000 steps (tiny model)",

@@ -303,8 +303,8 @@ WORKLOADS: dict[str, Workload] = {
         ],
         floors={"ahead": ahead_floor},
         shown=("seconds", "generation", "reward", "learn", "steps", "start", "step_seconds"),
-        notes="Ahead, two processes have a thread each; in turn, one process has one, and a core is free. The slow reward "
-        "has nine steps, since its worker processes start in the first two, of which the second counts.",
+        notes="Ahead, two processes have a thread each; in turn, one process has one, and a core is free. The slow "
+        "reward has nine steps, since its worker processes start in the first two, of which the second counts.",
     ),
     "growth": Workload(
         "16 times the prompts a step (6M parameters, at most 32 tokens); and 2,000 steps (tiny model)",

@@ -51,6 +51,9 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. An error of ours is raised, with a note that asks for a report."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us: `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
     try:
         return _dispatch(words)
     except NovaError as error:

@@ -11,7 +11,7 @@ from novarl.build.sampling import local_engine
 from novarl.config.tree import SampleConfig
 from novarl.core import collector
 from novarl.core.errors import NovaError
-from novarl.core.types import Sampling
+from novarl.core.types import Completion, Sampling
 from novarl.data.render import render_prompt
 from novarl.models.heads import refuse_reward_model
 from novarl.models.load import load
@@ -38,21 +38,19 @@ def run_sample(config: SampleConfig) -> None:
 
     count, cut, left = 0, 0, False
 
-    async def answers(prompt: str, number: int) -> list[str]:
-        nonlocal cut
+    async def answers(prompt: str, number: int) -> list[Completion]:
         tokens = render_prompt(
             policy.tokenizer, ({"role": "user", "content": prompt},), apply_chat_template=config.apply_chat_template
         )
         requests = [engine.sample(tokens, sampling, key=f"sample/{number}/{index}") for index in range(config.n)]
-        every = await asyncio.gather(*requests)
-        cut += sum(found.finish_reason == "length" and len(found.tokens) < talk.max_tokens for found in every)
-        return [policy.tokenizer.decode(found.tokens, skip_special_tokens=True) for found in every]
+        return await asyncio.gather(*requests)
 
     try:
         for number, prompt in enumerate(_prompts(config.prompt, sys.stdin)):
-            for text in asyncio.run(answers(prompt, number)):
-                print(text, flush=True)
+            for found in asyncio.run(answers(prompt, number)):
+                print(policy.tokenizer.decode(found.tokens, skip_special_tokens=True), flush=True)
                 count += 1
+                cut += found.finish_reason == "length" and len(found.tokens) < talk.max_tokens
     except BrokenPipeError:  # whoever read the answers, such as `head`, has enough of them
         left = True
         leave(sys.stdout)

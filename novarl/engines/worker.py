@@ -118,16 +118,19 @@ class _Fork:
     """This process once more, with as much of `subprocess.Popen` as a Worker needs."""
 
     def __init__(self, what: str, mine: socket.socket, theirs: socket.socket, environ: Mapping[str, str]) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # or the child would have what waits there too
+        _flush()  # or the child would have what waits there too
         self.returncode: int | None = None
         self._waiting = threading.Lock()
+        # A Ctrl-C in the middle of a fork would be lost in one of Python's own callbacks: it waits.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         self.pid = os.fork()
         if self.pid == 0:
             status = 1
             try:
                 mine.close()  # else the parent's end would never close
                 os.setsid()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.environ.update(environ)
                 _serve(theirs.detach(), what)
@@ -135,12 +138,20 @@ class _Fork:
             except BaseException:  # noqa: BLE001 - nothing of the parent's may run here, whatever happens
                 traceback.print_exc()
             finally:
+                with contextlib.suppress(OSError):
+                    _flush()
                 os._exit(status)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def poll(self) -> int | None:
         with self._waiting:
-            if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-                self.returncode = os.waitstatus_to_exitcode(ended[1])
+            if self.returncode is None:
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # somebody else has asked, or nobody may: as Popen has it
+                    self.returncode = 0
+                else:
+                    self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
     def wait(self, timeout: float = math.inf) -> int:
@@ -150,6 +161,12 @@ class _Fork:
                 raise subprocess.TimeoutExpired(f"the fork {self.pid}", timeout)
             time.sleep(0.001)
         return code
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
 
 
 def _end(process: subprocess.Popen[bytes] | _Fork, connection: Connection) -> None:

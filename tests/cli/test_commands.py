@@ -232,6 +232,13 @@ def test_python_m_novarl_is_the_same_command() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_streams_that_the_shell_closed(closed: str, tmp_path: Path) -> None:
+    words = "task=sort steps=1 warmup=0 eval.n=0 prompts_per_rollout=1 rollout.staleness=1 run_dir=here"
+    done = subprocess.run(f"{sys.executable} -m novarl rl {words} {closed}", shell=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0 and (tmp_path / "here" / "summary.json").exists()
+
+
 def test_ctrl_c_waits_for_whole_imports() -> None:
     """torch goes on with half of numpy where one comes while it is imported."""
     code = (

@@ -135,6 +135,28 @@ def test_close_ends_a_call_that_is_under_way(tmp_path: Path) -> None:
     assert time.monotonic() - begun < GRACE + 1.0 and len(errors) == 1 and gone(part.process.pid)
 
 
+def test_a_launcher_that_ignores_ends_of_children_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_has_one_thread", lambda: True)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        part = worker(tmp_path)
+        pid = part.call("about", 1)[1]
+        part.close()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert gone(pid)
+
+
+def test_ctrl_c_waits_for_the_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_has_one_thread", lambda: True)
+    masks: list[set[int]] = []
+    os.register_at_fork(before=lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))  # type: ignore[arg-type]
+    part = worker(tmp_path)
+    assert {signal.SIGINT, signal.SIGTERM} <= masks[0]
+    assert not {signal.SIGINT, signal.SIGTERM} & signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    part.close()
+
+
 PARENT = """
 import sys, time
 from novarl.engines import worker as workers

@@ -133,7 +133,7 @@ class Lane:
         return None if reply["running"] is None else list(exchange.calls)[reply["running"]]
 
     def load(self) -> tuple[int, float] | None:
-        """(resident bytes of the worker, CPU seconds of its last call); None where the system does not say, or the call
+        """(the worker's own resident bytes, CPU seconds of its last call); None where the system does not say, or the call
         was not to be weighed."""
         if self._pipe is None or self._begun is None or (used := self._pipe.used()) is None:
             return None

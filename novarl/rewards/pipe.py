@@ -73,13 +73,14 @@ class Pipe:
         return reply
 
     def used(self) -> tuple[int, float] | None:
-        """(resident bytes, CPU seconds of the process and of its children that have ended), where there is /proc."""
+        """(resident bytes that no file backs and no other process shares, CPU seconds of the process and of its
+        children that have ended), where there is /proc."""
         try:
-            pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+            resident, shared = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1:3]
             ticks = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
         except (OSError, IndexError):
             return None
-        return int(pages) * os.sysconf("SC_PAGE_SIZE"), sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE"), sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         """End the worker and all its children now."""

@@ -46,7 +46,7 @@ COMPUTES = 0.1
 MOST_WORKERS = 64
 """Where nobody says how many."""
 MEMORY = 2**30
-"""Bytes that they may have together then; a file that loads a model is not loaded often."""
+"""Bytes of their own that they may have together then; a file that loads a model is not loaded often."""
 WEIGHED = 5.0
 """Seconds for which a worker's memory and CPU time in a call stand for all: asking costs as much as a quick call."""
 _GLANCE = 0.05

@@ -133,8 +133,8 @@ class Lane:
         return None if reply["running"] is None else list(exchange.calls)[reply["running"]]
 
     def load(self) -> tuple[int, float] | None:
-        """(the worker's own resident bytes, CPU seconds of its last call); None where the system does not say, or the call
-        was not to be weighed."""
+        """(resident bytes that are the worker's own, CPU seconds of its last call); None where the system does not say,
+        or the call was not to be weighed."""
         if self._pipe is None or self._begun is None or (used := self._pipe.used()) is None:
             return None
         return used[0], used[1] - self._begun[1]

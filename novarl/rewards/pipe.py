@@ -78,9 +78,10 @@ class Pipe:
         try:
             resident, shared = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1:3]
             ticks = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
-        except (OSError, IndexError):
+        except (OSError, IndexError, ValueError):
             return None
-        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE"), sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+        own = (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+        return own, sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         """End the worker and all its children now."""

@@ -107,7 +107,7 @@ class FarSampler:
         self._worker.call("attach", self._weights.path, self._weights.size, self._weights.layout)
 
     def publish(self, version: int) -> None:
-        """Leave the weights where the process reads them when it begins to play; between two publications it has."""
+        """Leave the weights where the process reads them when it begins to play, which it does before the next."""
         assert self._weights is not None
         self._weights.write(self._model)
         self._version = version

@@ -147,7 +147,8 @@ def _explain(error: ErrorDetails, found: Mapping[str, Entry], tree: type[Config]
     path = ".".join(parts)
     entry = next((found[key] for size in range(len(parts), 0, -1) if (key := ".".join(parts[:size])) in found), None)
     what, fix = _phrase(error, path)
-    if entry is not None and isinstance(entry.value, list) and error["type"] in ("missing", "too_short", "too_long"):
+    counted = error["type"] in ("missing", "too_short", "too_long") and isinstance(error["input"], list | tuple)
+    if counted and entry is not None:
         usual = keys(tree)[entry.path].default
         what = f"must be {len(usual)} values, got {_short(entry.value)}"
         fix = f"write {entry.path}={list(usual)}, or others"

@@ -1,7 +1,7 @@
-"""PyTorch's libraries, mapped by a second thread while the configuration is read: a tenth of a small run's start.
+"""PyTorch's libraries, mapped by a second thread while the configuration is read.
 
-`import torch` spends a fifth of its time in the dynamic linker, which needs no Python. What is loaded here, in which
-order and how is what `import torch` itself does first; where that fails, it is left to that, and to its messages.
+`import torch` spends much of its time in the dynamic linker, which needs no Python. What is loaded here, in which order
+and how is what `import torch` itself does first; where that fails, it is left to that, and to its messages.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ BUILT_IN_MODELS = ("tiny", "small")
 Rewards = Annotated[dict[Text, RewardSpec], Field(min_length=1), BeforeValidator(rewards_by_name)]
 
 MOST_ANSWERS = 1 << 20
-"""Answers to one step's prompts: a hundred times what the largest runs take, far below what fills a machine."""
+"""Answers to one step's prompts: far more than runs take, far fewer than fill a machine."""
 
 
 class RLConfig(TrainConfig):

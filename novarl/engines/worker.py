@@ -129,8 +129,6 @@ class _Fork:
             try:
                 mine.close()  # else the parent's end would never close
                 os.setsid()
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.environ.update(environ)
                 _serve(theirs.detach(), what)
@@ -248,6 +246,7 @@ def _portable(error: Exception, what: str) -> Exception:
 def _serve(number: int, what: str) -> None:
     os.set_inheritable(number, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # which a fork begins with
     with collector.resting():
         _Served(Connection(number), what).serve()
 

@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from novarl.rewards.pipe import Pipe
 from novarl.rewards.process import UserProcess
 from novarl.rewards.verdict import Failure
 
@@ -175,3 +177,20 @@ def test_rewards_and_their_worker_never_load_torch(write) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False [False]"
+
+
+def test_a_workers_memory_is_its_own(tmp_path: Path) -> None:
+    """What files back, such as libraries, is there once for all workers."""
+    (tmp_path / "file.py").write_text("def nothing(): pass")
+    pipe, never = Pipe(), threading.Event()
+    try:
+        deadline = time.monotonic() + 30
+        pipe.send({"op": "load", "path": str(tmp_path / "file.py")}, deadline=deadline, cancelled=never)
+        assert "nothing" in pipe.receive(deadline=deadline, cancelled=never)["functions"]
+        lines = Path(f"/proc/{pipe.process.pid}/status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines)
+        own, whole = (1024 * int(status[name].split()[0]) for name in ("RssAnon", "VmRSS"))
+        used = pipe.used()
+        assert used is not None and abs(used[0] - own) < 2**20 < whole - own
+    finally:
+        pipe.kill()

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from novarl.algos.products import FULL, full_rows, is_fast, pack, times
+from novarl.algos.accumulation import is_fused, summed
+from novarl.algos.products import FULL, full_rows, is_fast, times
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -27,8 +28,9 @@ WIDE, LINE, PAGE = 1 << 13, 16, 1 << 10
 LOGITS = 1 << 26
 """Logits that exist at a time where nobody says for how many rows: 256 MiB of float32."""
 
-BLOCK = 128
-"""Rows that oneDNN multiplies by a large vocabulary at a time, so that their logits stay in the cache."""
+SLICE = 1040
+"""Columns whose gradient oneDNN computes at a time: it stays in the cache until it is added, transposed, where it
+belongs, and its rows do not lie a multiple of 4 KiB apart."""
 
 
 def logits_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -63,9 +65,10 @@ def chunked_logprobs(
 
         dz_j = g (1[j = target] - p_j) - g_H p_j (log p_j + H),      z = logits / temperature,
 
-    and adds its product with the hidden states to the weight's gradient in place. That is three matrix products, as
-    in the plain way, for the last chunk (often the only one) and four for the others, against [N, V] never written,
-    read or kept. What is done element by element goes through a few rows at a time, which stay in the cache.
+    and adds its product with the hidden states to the weight's gradient in place (within `fused_accumulation` to
+    `weight.grad`). That is three matrix products, as in the plain way, for the last chunk (often the only one) and four
+    for the others, against [N, V] never written, read or kept. What is done element by element goes through a few rows
+    at a time, which stay in the cache.
 
     The products run in the weight's dtype; everything after them, and the sums over chunks, in at least float32, which
     is then what comes back (float64 for float64). Logits must be finite: mask a row of the vocabulary with a large
@@ -100,7 +103,8 @@ def chunked_scores(
         last = count % chunk
         idle = full_rows(last) - last
         hidden, targets = F.pad(hidden, (0, 0, 0, idle)), F.pad(targets, (0, idle))
-    found = _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, chunk, fast)  # type: ignore[no-untyped-call]
+    kind = _FastHead if fast else _Head
+    found = _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, chunk, kind, is_fused(weight))  # type: ignore[no-untyped-call]
     logp, entropy, best = (column[:count] for column in found)
     return logp, entropy, best
 
@@ -117,18 +121,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         chunk: int,
-        fast: bool,
+        kind: type[_Head],
+        fused: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # an unused entropy arrives as None, and its half of the work is left out
-        ctx.temperature, ctx.chunk, ctx.fast = temperature, chunk, fast
+        ctx.temperature, ctx.chunk, ctx.kind, ctx.fused = temperature, chunk, kind, fused
         logp, entropy, best = hidden.new_empty(3, len(targets), dtype=_accumulator(weight.dtype))
-        head = (_FastHead if fast else _Head)(weight)
-        scratch = head.scratch(min(chunk, len(targets)))
-        for rows, size in _chunks(len(targets), chunk):
-            z = scratch[:size]
-            for tile, logits in head.logits(hidden[rows], z):
-                _scale(logits, bias, temperature)
-                here = torch.sub(logits, logits.amax(-1, keepdim=True), out=z[tile])
+        head = kind(weight, min(chunk, len(targets)))
+        z = None
+        for rows in _chunks(len(targets), chunk):
+            z = None  # before there is another
+            z = head.logits(hidden[rows])
+            for tile in _tiles(z):
+                here = _scale(z[tile], bias, temperature)
+                here.sub_(here.amax(-1, keepdim=True))
                 chosen = here.gather(-1, targets[rows][tile, None]).squeeze(-1)
                 odds = here.exp()
                 mass = odds.sum(-1)
@@ -137,7 +143,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 entropy[rows][tile] = log_mass - here.mul_(odds).sum(-1) / mass
                 torch.mul(odds, mass.reciprocal()[:, None], out=here)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy)
-        ctx.kept = scratch
+        ctx.kept = head, z
         ctx.mark_non_differentiable(best)
         return logp, entropy, best
 
@@ -152,16 +158,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
         g_entropy = None if grad_entropy is None else grad_entropy / ctx.temperature
         d_hidden = torch.empty_like(hidden) if want_hidden else None
         d_bias = torch.zeros_like(bias, dtype=wide) if want_bias else None
-        head = (_FastHead if ctx.fast else _Head)(weight)
-        # What the forward pass left in the scratch tensor serves once: here it becomes the gradient.
+        d_weight = None
+        if want_weight:
+            d_weight = summed(weight) if ctx.fused else torch.zeros(weight.shape, dtype=wide, device=weight.device)
+        # What the forward pass left of its last chunk serves once: here it becomes the gradient.
         kept, ctx.kept = ctx.kept, None
-        scratch = head.scratch(min(ctx.chunk, len(targets))) if kept is None else kept
-        for rows, size in reversed(list(_chunks(len(targets), ctx.chunk))):
-            z = scratch[:size]
-            if kept is None:
-                for tile, logits in head.logits(hidden[rows], z):
-                    z[tile] = torch.softmax(_scale(logits, bias, ctx.temperature), -1)
-            kept = None
+        head, z = kept or (ctx.kind(weight, min(ctx.chunk, len(targets))), None)
+        for rows in reversed(list(_chunks(len(targets), ctx.chunk))):
+            if z is None:
+                z = head.logits(hidden[rows])
+                for tile in _tiles(z):
+                    z[tile] = torch.softmax(_scale(z[tile], bias, ctx.temperature), -1)
             for tile in _tiles(z):
                 here = z[tile]
                 if g_entropy is None:
@@ -170,17 +177,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     by_entropy = torch.xlogy(here, here).addcmul_(here, entropy[rows][tile, None])
                     here.mul_(-g[rows][tile, None]).addcmul_(by_entropy, g_entropy[rows][tile, None], value=-1.0)
             z.scatter_add_(-1, targets[rows, None], g[rows, None])
-            dz = z.to(weight.dtype)
-            if d_hidden is not None:
-                head.back(dz, d_hidden[rows])
-            if want_weight:
-                head.add_gradient(dz, hidden[rows])
             if d_bias is not None:
                 d_bias.add_(z.sum(0))
+            head.back(z.to(weight.dtype), hidden[rows], None if d_hidden is None else d_hidden[rows], d_weight)
+            z = None
         return (
             d_hidden,
-            head.gradient().to(weight.dtype) if want_weight else None,
+            None if d_weight is None or ctx.fused else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(bias.dtype),
+            None,
             None,
             None,
             None,
@@ -189,79 +194,53 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 class _Head:
-    """The products of a chunk with the head's weight [V, D], and the sum of the gradient in it."""
+    """The products of a chunk with the head's weight [V, D]."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-        self._sum: Tensor | None = None
+    def __init__(self, weight: Tensor, rows: int) -> None:
+        self._weight, self._rows = weight, rows
+        self._scratch: Tensor | None = None
 
-    def scratch(self, rows: int) -> Tensor:
-        """One [rows, V] for all chunks: a fresh one each time costs more in page faults than the arithmetic on it."""
-        vocabulary = len(self._weight)
-        shape = rows, _row_stride(vocabulary)
-        return self._weight.new_empty(shape, dtype=_accumulator(self._weight.dtype))[:, :vocabulary]
-
-    def logits(self, hidden: Tensor, z: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """hidden @ weight.T a tile at a time, each with its rows; z [R, V] is memory that may be used for them."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden @ weight.T [R, V], in one place for all chunks: a fresh one each time costs more in page faults than
+        the arithmetic on it."""
+        if self._scratch is None:
+            vocabulary = len(self._weight)
+            shape = self._rows, _row_stride(vocabulary)
+            self._scratch = self._weight.new_empty(shape, dtype=_accumulator(self._weight.dtype))[:, :vocabulary]
+        z = self._scratch[: len(hidden)]
         if z.dtype == self._weight.dtype:
-            torch.mm(hidden, self._weight.T, out=z)
+            return torch.mm(hidden, self._weight.T, out=z)
+        return z.copy_(torch.mm(hidden, self._weight.T))
+
+    def back(self, dz: Tensor, hidden: Tensor, d_hidden: Tensor | None, d_weight: Tensor | None) -> None:
+        """A chunk's gradients, from those in its logits: d_hidden = dz @ weight, d_weight += dz.T @ hidden, the latter
+        without a tensor for the product where the dtypes allow it."""
+        if d_hidden is not None:
+            torch.mm(dz, self._weight, out=d_hidden)
+        if d_weight is None:
+            return
+        if d_weight.dtype == dz.dtype:
+            d_weight.addmm_(dz.T, hidden)
         else:
-            z.copy_(torch.mm(hidden, self._weight.T))
-        for tile in _tiles(z):
-            yield tile, z[tile]
-
-    def back(self, dz: Tensor, out: Tensor) -> None:
-        """out = dz @ weight, the gradient in the hidden states."""
-        torch.mm(dz, self._weight, out=out)
-
-    def add_gradient(self, dz: Tensor, hidden: Tensor) -> None:
-        """Add a chunk's gradient in the weight, without a tensor for the product where the dtypes allow it."""
-        if self._sum is None:
-            self._sum = torch.mm(dz.T, hidden).to(_accumulator(dz.dtype))
-        elif self._sum.dtype == dz.dtype:
-            self._sum.addmm_(dz.T, hidden)
-        else:
-            self._sum.add_(torch.mm(dz.T, hidden))
-
-    def gradient(self) -> Tensor:
-        """The gradient in the weight [V, D]."""
-        if self._sum is None:  # there were no tokens
-            return torch.zeros_like(self._weight, dtype=_accumulator(self._weight.dtype))
-        return self._sum
+            d_weight.add_(torch.mm(dz.T, hidden))
 
 
 class _FastHead(_Head):
-    """The same through oneDNN, which writes its products to memory of its own and wants z without gaps.
+    """The same through oneDNN, which writes its products to memory of its own and wants operands without gaps."""
 
-    The weight is packed for the logits. Its gradient is summed transposed: with the vocabulary as rows, it would have
-    to copy all of z.
-    """
+    def logits(self, hidden: Tensor) -> Tensor:
+        return times(hidden, self._weight)
 
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__(weight)
-        self._packed: Tensor | None = None
-
-    def scratch(self, rows: int) -> Tensor:
-        return self._weight.new_empty(rows, len(self._weight))
-
-    def logits(self, hidden: Tensor, z: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        if self._packed is None:
-            self._packed = pack(self._weight)
-        block = max(BLOCK, TILE // len(self._weight) // FULL * FULL)
-        for start in range(0, len(hidden), block):
-            found = times(hidden[start : start + block], self._packed)
-            for tile in _tiles(found):
-                yield slice(start + tile.start, start + min(tile.stop, len(found))), found[tile]
-
-    def back(self, dz: Tensor, out: Tensor) -> None:
-        out.copy_(times(dz, self._weight.t()))
-
-    def add_gradient(self, dz: Tensor, hidden: Tensor) -> None:
-        found = times(hidden.t(), dz.t())
-        self._sum = found if self._sum is None else self._sum.add_(found)
-
-    def gradient(self) -> Tensor:
-        return super().gradient() if self._sum is None else self._sum.t()
+    def back(self, dz: Tensor, hidden: Tensor, d_hidden: Tensor | None, d_weight: Tensor | None) -> None:
+        if d_hidden is not None:
+            d_hidden.copy_(times(dz, self._weight.t()))
+        if d_weight is None:
+            return
+        # With the vocabulary as rows, all of dz would have to be copied, transposed: so the product is, a slice of it.
+        wide = hidden.t().contiguous()
+        for start in range(0, len(self._weight), SLICE):
+            columns = slice(start, start + SLICE)
+            d_weight[columns].add_(times(wide, dz[:, columns].contiguous().t()).t())
 
 
 def _check_temperature(temperature: float) -> None:
@@ -273,11 +252,10 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _HALF else dtype
 
 
-def _chunks(total: int, chunk: int) -> Iterator[tuple[slice, int]]:
-    """The rows of each chunk and how many they are."""
+def _chunks(total: int, chunk: int) -> Iterator[slice]:
+    """The rows of each chunk."""
     for start in range(0, total, chunk):
-        stop = min(start + chunk, total)
-        yield slice(start, stop), stop - start
+        yield slice(start, min(start + chunk, total))
 
 
 def _row_stride(columns: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from novarl.algos.accumulation import fused_accumulation
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
 from novarl.learn.fitting import SPLIT, Splits, fitting
@@ -30,15 +31,17 @@ def accumulate(
 ) -> None:
     """Leave the gradient of `batch`, over all ranks, where `optimizer` finds it.
 
-    `backward(part, index)` adds the gradient of one micro-batch on `device` and reports to `ledger`; `index` [n] says
-    where in the batch its tokens are. Where memory runs out both are emptied before the next attempt (`fitting`). The
-    trajectories of `apart` [R] bool are in micro-batches of their own. `shares`: the model computes once what sequences
-    begin with together.
+    `backward(part, index)` adds the gradient of one micro-batch on `device`, by `loss.backward()` alone (gradients in
+    the vocabulary's weights are added to `.grad` on the way), and reports to `ledger`; `index` [n] says where in the
+    batch its tokens are. Where memory runs out both are emptied before the next attempt (`fitting`). The trajectories
+    of `apart` [R] bool are in micro-batches of their own. `shares`: the model computes once what sequences begin with
+    together.
     """
 
     def attempt(micro: Iterator[list[int]]) -> None:
-        for trajectories in micro:
-            backward(*piece(batch, trajectories, device))
+        with fused_accumulation():
+            for trajectories in micro:
+                backward(*piece(batch, trajectories, device))
 
     def undo() -> None:
         optimizer.drop_gradients()

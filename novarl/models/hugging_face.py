@@ -17,6 +17,7 @@ from novarl.core.errors import NovaError
 from novarl.models.attention import PACKING_ATTENTION, packed_attention
 from novarl.models.forward import head, hidden_states
 from novarl.models.packing import Packing
+from novarl.models.transformer import Embedding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +73,8 @@ def load_pretrained(
             where=name,
             fix="resize the model's embeddings, or take the tokenizer that belongs to it",
         )
+    if type(embedding := model.get_input_embeddings()) is nn.Embedding:  # another kind may do more than look up
+        embedding.__class__ = Embedding
     obstacle = enable_packing(model)
     if gradient_checkpointing:
         if not model.supports_gradient_checkpointing:

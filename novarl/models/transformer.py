@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from novarl.algos.accumulation import look_up
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.models.attention import causal_attention, masked_attention, packed_attention
@@ -119,10 +120,13 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
 
 
 class Embedding(nn.Embedding):
-    """An embedding that leaves its weight alone, as `Linear` does."""
+    """An embedding that leaves its weight alone, as `Linear` does, and whose gradient can be added where it belongs."""
 
     def reset_parameters(self) -> None:
         pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        return look_up(self.weight, input, self.padding_idx)
 
 
 class Attention(nn.Module):

@@ -239,8 +239,8 @@ def test_through_onednn_only_what_needs_a_gradient_gets_one(through_onednn: None
 def test_a_chunk_of_few_rows_is_not_made_larger(through_onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, _, targets = sharpened(n=200, width=8, vocabulary=30, dtype=torch.float32)
     asked: list[int] = []
-    scratch = _FastHead.scratch
-    monkeypatch.setattr(_FastHead, "scratch", lambda head, rows: (asked.append(rows), scratch(head, rows))[1])
+    logits = _FastHead.logits
+    monkeypatch.setattr(_FastHead, "logits", lambda head, rows: (asked.append(len(rows)), logits(head, rows))[1])
     for chunk in (32, 100, 190):
         chunked_logprobs(hidden, weight, targets, chunk=chunk)
-    assert asked == [64, 128], "of 32 rows at a time, none goes through oneDNN"
+    assert asked == [64, 64, 64, 64, 128, 128], "of 32 rows at a time, none goes through oneDNN"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from novarl.algos.accumulation import is_fused
 from novarl.core.types import Batch, Record, Sequence
 from novarl.data.pack import pack_sequences
 from novarl.data.render import render_sft
@@ -160,3 +161,17 @@ def test_rows_without_a_trained_token_are_no_work() -> None:
     record = learner(of).update(replace(whole, mask=torch.zeros_like(whole.mask)))
     assert record["grad_norm"] == 0.0 and "loss" not in record
     assert all(torch.equal(one, two) for one, two in zip(before, of.parameters(), strict=True))
+
+
+def test_the_vocabularys_gradient_is_added_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each micro-batch, and nowhere else: `torch.autograd.grad` finds gradients before and after."""
+    mine = learner(model(torch.float64), budget=60)
+    weight = mine.optimizer.parameters["model.embed_tokens.weight"]
+    seen: list[bool] = []
+    backward = SupervisedLearner._backward
+    monkeypatch.setattr(
+        SupervisedLearner, "_backward", lambda *given: (seen.append(is_fused(weight)), backward(*given))[1]
+    )
+    assert not is_fused(weight)
+    mine.update(batch(torch.float64))
+    assert len(seen) > 1 and all(seen) and not is_fused(weight)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from novarl.algos.accumulation import fused_accumulation
 from novarl.core.errors import NovaError
 from novarl.models import hugging_face
 from novarl.models.attention import causal_attention
 from novarl.models.byte_tokenizer import ByteTokenizer
-from novarl.models.forward import packs
+from novarl.models.forward import packs, token_logprobs
 from novarl.models.hugging_face import enable_packing, packing_sdpa
 from novarl.models.load import load
 from novarl.models.packing import packing_of
 from novarl.models.prefix import Group
+from novarl.models.transformer import Embedding
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 320,
@@ -181,6 +185,43 @@ def test_packing_that_leaks_is_measured(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.undo()
     assert enable_packing(policy.model) is None
     assert packs(policy.model)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        llama(tie_word_embeddings=True, pad_token_id=5),
+        llama(tie_word_embeddings=False),
+        transformers.Gemma3TextConfig(
+            **SHAPE, head_dim=8, num_key_value_heads=4, tie_word_embeddings=True, pad_token_id=5, sliding_window=64
+        ),
+    ],
+    ids=["tied", "untied", "gemma3"],
+)
+def test_a_vocabularys_gradient_is_that_of_autograd(tmp_path: Path, config: Any) -> None:
+    """Added where it belongs, by our own embedding in place of a plain one: its row of padding stays without the
+    lookup's gradient, and one that scales is left alone."""
+    name = write(tmp_path, config)
+    tokens = torch.tensor([5, 60, 61, 60, 7, 8])
+    batch = SimpleNamespace(
+        tokens=tokens,
+        position_ids=torch.arange(6),
+        prev=torch.arange(6) - 1,
+        cu_seqlens=torch.tensor([0, 6]),
+    )
+    found: list[list[torch.Tensor]] = []
+    for around in (fused_accumulation, nullcontext):
+        model = load(name, dtype="float64").model
+        for _ in range(2):
+            with around():
+                token_logprobs(model, batch)[0].sum().backward()
+        vocabulary = {id(module.weight): module.weight for module in (model.get_input_embeddings(), model.lm_head)}
+        found.append([weight.grad for weight in vocabulary.values()])
+    plain = type(transformers.AutoModelForCausalLM.from_pretrained(name).get_input_embeddings()) is torch.nn.Embedding
+    assert isinstance(model.get_input_embeddings(), Embedding) == plain
+    for mine, autograds in zip(*found, strict=True):
+        assert autograds.abs().max() > 0.1
+        torch.testing.assert_close(mine, autograds, rtol=1e-12, atol=1e-12)
 
 
 def test_generate_still_works_with_left_padding(tmp_path: Path) -> None:

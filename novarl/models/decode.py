@@ -31,7 +31,7 @@ from novarl.models.transformer import (
     rotary_angles,
 )
 
-_MODULES = {Decoder, Backbone, nn.ModuleList, Layer, Attention, MLP, RMSNorm, Linear, Embedding}
+_MODULES = {Decoder, Backbone, nn.ModuleList, Layer, Attention, MLP, RMSNorm, nn.Identity, Linear, Embedding}
 
 Segment = tuple[int, int, int]
 """Rows start .. stop - 1, whose queries read `extent` slots of the cache: (start, stop, extent)."""
@@ -39,11 +39,13 @@ Segment = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """One layer's weights; `project` [(H + 2 Hkv) Dh, D] stacks those of queries, keys and values. `gain` [H + Hkv, Dh]
-    holds those of the norms of queries and keys, those of queries with the attention's scale 1 / sqrt(Dh) in them."""
+    """One layer's weights; `project` [(H + 2 Hkv) Dh, D] stacks those of queries, keys and values, `bias` (or None) is
+    added to the three. `gain` [H + Hkv, Dh] holds the weights of the norms of queries and keys, 1 where there are none,
+    those of queries with the attention's scale 1 / sqrt(Dh) in them."""
 
     attention_norm: Tensor
     project: Matrix
+    bias: Tensor | None
     gain: Tensor
     output: Matrix
     mlp_norm: Tensor
@@ -54,14 +56,17 @@ class _Weights:
     @classmethod
     def of(cls, layer: Layer, heads: int, key_heads: int, dtype: torch.dtype) -> _Weights:
         attention, mlp = layer.self_attn, layer.mlp
-        query_norm = attention.q_norm.weight.detach() * attention.head_dim**-0.5
-        key_norm = attention.k_norm.weight.detach()
-        projections = [_weight(linear).to(dtype) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        norms = [attention.q_norm, attention.k_norm]
+        ones = layer.input_layernorm.weight.new_ones(attention.head_dim)
+        query_norm, key_norm = (norm.weight.detach() if isinstance(norm, RMSNorm) else ones for norm in norms)
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        biases = [bias for linear in projections if (bias := _bias(linear)) is not None]
         matrices = {"output": attention.o_proj, "gate": mlp.gate_proj, "up": mlp.up_proj, "down": mlp.down_proj}
         return cls(
             attention_norm=layer.input_layernorm.weight.detach(),
-            project=as_matrix(torch.cat(projections)),
-            gain=torch.cat([query_norm.expand(heads, -1), key_norm.expand(key_heads, -1)]),
+            project=as_matrix(torch.cat([_weight(linear).to(dtype) for linear in projections])),
+            bias=torch.cat(biases) if biases else None,
+            gain=torch.cat([(query_norm * attention.head_dim**-0.5).expand(heads, -1), key_norm.expand(key_heads, -1)]),
             mlp_norm=layer.post_attention_layernorm.weight.detach(),
             **{name: as_matrix(_weight(linear).to(dtype)) for name, linear in matrices.items()},
         )
@@ -74,7 +79,13 @@ def _weight(linear: nn.Module) -> Tensor:
     if type(linear) is Linear:
         return weight.detach()
     product: Tensor = linear(torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device))
-    return product.t()
+    bias = _bias(linear)
+    return (product if bias is None else product - bias).t()
+
+
+def _bias(linear: nn.Module) -> Tensor | None:
+    bias: Tensor | None = linear.bias  # type: ignore[assignment]
+    return None if bias is None else bias.detach()
 
 
 def is_plain(model: nn.Module) -> TypeGuard[Decoder]:
@@ -157,8 +168,13 @@ class LeanDecoder:
         mixed = x.new_zeros(len(x), queries, dtype=cache.dtype)
         for index, layer in enumerate(layers):
             projected = layer.project.times(_normalised(x, layer.attention_norm, eps).to(dtype))
+            if layer.bias is not None:
+                projected = projected + layer.bias  # in 16 bits not before it is in those of the residual stream
             raw, value = projected[:, :keys].unflatten(1, (-1, size)), projected[:count, keys:]
-            _normalised(raw.to(x.dtype), layer.gain, eps, out=plain)
+            if self._config.qk_norm:
+                _normalised(raw.to(x.dtype), layer.gain, eps, out=plain)
+            else:
+                torch.mul(raw, layer.gain, out=plain)
             torch.mul(plain, cos, out=turned)
             left.addcmul_(second, sin, value=-1)
             right.addcmul_(first, sin)
@@ -181,7 +197,7 @@ class LeanDecoder:
         """cos [N, 1, Dh] (its halves are equal) and sin [N, 1, Dh / 2] of the rotations at positions [N]."""
         if len(self._cos) < capacity:
             slots = torch.arange(capacity, device=positions.device)[None]
-            cos, sin = rotary_angles(slots, self._config.head_dim, self._config.rope_theta)
+            cos, sin = rotary_angles(slots, self._config)
             dtype = self._model.norm.weight.dtype
             self._cos, self._sin = cos[0, 0].repeat(1, 2).to(dtype), sin[0, 0].to(dtype)
         return self._cos[positions][:, None], self._sin[positions][:, None]

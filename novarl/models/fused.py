@@ -18,17 +18,18 @@ from novarl.algos.products import product, times, weight_gradient
 
 
 class Linear(nn.Linear):
-    """A bias-free linear layer that leaves its weight alone, since `Decoder` draws all of them from its own generator;
-    its products are `algos.products`'."""
+    """A linear layer that leaves its weight alone, since `Decoder` draws all of them from its own generator; its
+    products are `algos.products`'."""
 
-    def __init__(self, size_in: int, size_out: int) -> None:
-        super().__init__(size_in, size_out, bias=False)
+    def __init__(self, size_in: int, size_out: int, *, bias: bool = False) -> None:
+        super().__init__(size_in, size_out, bias=bias)
 
     def reset_parameters(self) -> None:
         pass
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight)
+        found = product(x, self.weight)
+        return found if self.bias is None else found + self.bias
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -8,16 +8,18 @@ logits are hidden @ head.T (+ bias), and that packing changes nothing.
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
+from novarl.models.adopt import adopt
 from novarl.models.attention import PACKING_ATTENTION, packed_attention
 from novarl.models.forward import head, hidden_states
 from novarl.models.packing import Packing
-from novarl.models.transformer import Embedding
+from novarl.models.transformer import Decoder, Embedding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,8 +50,9 @@ def load_pretrained(
 ) -> tuple[Any, Tokenizer, str | None]:
     """Model, tokenizer, and why the model cannot pack (None: it can), from a directory or by hub id.
 
-    The model is in evaluation mode, with every dropout and router jitter of its configuration set to 0: what is trained
-    is the distribution that was sampled. Raises NovaError for whatever is missing, unknown or unfit.
+    Where the built-in decoder computes what the model does, it is that decoder (`adopt`). The model is in evaluation
+    mode, with every dropout and router jitter of its configuration set to 0: what is trained is the distribution that
+    was sampled. Raises NovaError for whatever is missing, unknown or unfit.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -66,6 +69,10 @@ def load_pretrained(
     model = model.to(device)
     with _explained(name, f"{type(model).__name__} cannot be run"):
         _check(model, name)
+        decoder = adopt(model)
+        if decoder is not None and _distance(decoder, model) <= TOLERANCE:
+            decoder.model.gradient_checkpointing = gradient_checkpointing
+            model = decoder.eval()
     tokenizer = load_tokenizer(name)
     if len(tokenizer) > head(model)[0].size(0):  # type: ignore[arg-type]
         raise NovaError(
@@ -73,6 +80,8 @@ def load_pretrained(
             where=name,
             fix="resize the model's embeddings, or take the tokenizer that belongs to it",
         )
+    if isinstance(model, Decoder):
+        return model, tokenizer, None
     if type(embedding := model.get_input_embeddings()) is nn.Embedding:  # another kind may do more than look up
         embedding.__class__ = Embedding
     obstacle = enable_packing(model)
@@ -86,9 +95,14 @@ def load_pretrained(
 
 
 def save_pretrained(model: Any, directory: str) -> None:
-    """Writes a transformers model: weights, config and generation config."""
+    """Writes a transformers model, or an adopted one as what it was: weights, config and generation config."""
     with _quiet():
-        model.save_pretrained(directory)
+        if not isinstance(model, Decoder):
+            model.save_pretrained(directory)
+        elif model.origin is not None:
+            model.origin.config.save_pretrained(directory)
+            model.origin.generation_config.save_pretrained(directory)
+            model.save_weights(Path(directory))
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -251,6 +265,16 @@ def _check(model: Any, name: str) -> None:
             f"(they differ by {_relative(ours, logits):.1g}); look for a logit scale or cap in its configuration",
             where=name,
         )
+
+
+@torch.no_grad()
+def _distance(decoder: Decoder, model: Any) -> float:
+    """How far the decoder's logits are from the model's on the probe, whose sequences it takes packed."""
+    tokens, positions, cu_seqlens = _probe_tokens(model)
+    weight, bias = head(decoder)
+    ours = nn.functional.linear(hidden_states(decoder, tokens, positions, cu_seqlens), weight, bias)
+    alone = [model(input_ids=part[None], use_cache=False).logits[0] for part in tokens.split([5, 3])]
+    return _relative(ours, torch.cat(alone))
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from novarl.models import tiny
 from novarl.models.attention import choose_kernel
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.lora import merged
-from novarl.models.transformer import Decoder, DecoderConfig
+from novarl.models.transformer import Decoder, DecoderConfig, Origin
 
 if TYPE_CHECKING:
     from novarl.core.types import Tokenizer
@@ -106,7 +106,7 @@ def save(policy: Policy, directory: str | Path) -> None:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     model = merged(policy.model)
-    if isinstance(model, Decoder):
+    if isinstance(model, Decoder) and model.origin is None:
         model.save(directory)
         ends = {"eos_token_id": list(policy.eos_ids), "pad_token_id": policy.tokenizer.pad_token_id}
         text = json.dumps(ends, indent=2, sort_keys=True)
@@ -126,12 +126,13 @@ def _load_pretrained(
     model, tokenizer, obstacle = load_pretrained(
         name, dtype=stored, device=device, gradient_checkpointing=gradient_checkpointing
     )
+    about: Origin = (model.origin if isinstance(model, Decoder) else None) or model
     return Policy(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        eos_ids=_eos_ids(model.generation_config.eos_token_id, tokenizer),
-        context=_context(model, tokenizer),
+        eos_ids=_eos_ids(about.generation_config.eos_token_id, tokenizer),
+        context=_context(about.config, tokenizer),
         compute_dtype=compute_dtype,
         padded_because=obstacle,
     )
@@ -143,8 +144,8 @@ def _eos_ids(stated: int | list[int] | None, tokenizer: Tokenizer) -> tuple[int,
     return tuple(dict.fromkeys([*ids, tokenizer.eos_token_id]))
 
 
-def _context(model: Any, tokenizer: Any) -> int:
-    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+def _context(config: Any, tokenizer: Any) -> int:
+    stated = getattr(config.get_text_config(), "max_position_embeddings", None)
     return int(stated or min(tokenizer.model_max_length, UNSTATED_CONTEXT))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.transformer import Decoder, DecoderConfig
@@ -23,7 +23,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 def build(size: str, seed: int, *, tied: bool = True) -> tuple[Decoder, ByteTokenizer]:
     """The built-in model `size` ("tiny" or "small") with fresh weights drawn from `seed`, and its tokenizer."""
     tokenizer = ByteTokenizer()
-    shape = SIZES[size]
+    shape: Mapping[str, Any] = SIZES[size]
     config = DecoderConfig(
         vocab_size=ROWS,
         num_key_value_heads=shape["num_attention_heads"] // 2,

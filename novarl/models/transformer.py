@@ -40,6 +40,15 @@ class Cache(Protocol):
     def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]: ...
 
 
+class Origin(Protocol):
+    """The configurations of a transformers model, each of which writes its file to a directory."""
+
+    @property
+    def config(self) -> Any: ...
+    @property
+    def generation_config(self) -> Any: ...
+
+
 class DecoderOutput(NamedTuple):
     """What a forward pass returns, under Hugging Face's name: the hidden states [B, L, D] after the final norm."""
 
@@ -48,7 +57,8 @@ class DecoderOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The shape of a decoder, under the names of Hugging Face's Qwen3 `config.json`."""
+    """The shape of a decoder, under the names of Hugging Face's Qwen3 `config.json`; and, in the last fields, how other
+    families differ from it (`models.adopt`), which no file of ours says."""
 
     vocab_size: int
     hidden_size: int
@@ -64,13 +74,18 @@ class DecoderConfig:
     tie_word_embeddings: bool = True
     eos_token_id: int | None = None
     pad_token_id: int | None = None
+    qk_norm: bool = True
+    qkv_bias: bool = False
+    rope_frequencies: tuple[float, ...] | None = None
+    """Radians that each pair of a head turns by from one position to the next; None: those of `rope_theta`."""
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of `config.json`; `rope_theta` is said in the old place and the new one."""
         rope = {"rope_type": "default", "rope_theta": self.rope_theta}
         fixed = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "dtype": "float32", "bos_token_id": None}
         plain = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "use_sliding_window": False}
-        return {**fixed, **asdict(self), **plain, "rope_parameters": rope}
+        mine = {name: value for name, value in asdict(self).items() if name not in _OTHERS}
+        return {**fixed, **mine, **plain, "rope_parameters": rope}
 
     @staticmethod
     def unsupported(values: Mapping[str, Any]) -> list[str]:
@@ -95,8 +110,11 @@ class DecoderConfig:
         if names:
             raise NovaError(f"the built-in decoder does not implement {', '.join(names)}", where=where)
         rope = values.get("rope_parameters") or {"rope_theta": values.get("rope_theta", 10_000.0)}
-        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values and f.name not in _OTHERS}
         return cls(**{**known, "rope_theta": float(rope["rope_theta"])})
+
+
+_OTHERS = {"qk_norm", "qkv_bias", "rope_frequencies"}
 
 
 class RMSNorm(nn.Module):
@@ -111,10 +129,14 @@ class RMSNorm(nn.Module):
         return rms_norm(x.to(self.weight.dtype), self.weight, self.eps)
 
 
-def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin [B, 1, L, head_dim / 2] of position * theta^(-2i / head_dim), always computed in float32."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
-    frequency = 1.0 / theta**exponent
+def rotary_angles(position_ids: Tensor, config: DecoderConfig) -> tuple[Tensor, Tensor]:
+    """cos and sin [B, 1, L, head_dim / 2] of position * theta^(-2i / head_dim), or of the configuration's own
+    frequencies, always computed in float32."""
+    options: dict[str, Any] = {"dtype": torch.float32, "device": position_ids.device}
+    if config.rope_frequencies is None:
+        frequency = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, **options) / config.head_dim)
+    else:
+        frequency = torch.tensor(config.rope_frequencies, **options)
     angle = position_ids[:, None, :, None].to(torch.float32) * frequency
     return angle.cos(), angle.sin()
 
@@ -130,7 +152,7 @@ class Embedding(nn.Embedding):
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention with normalised queries and keys."""
+    """Grouped-query self-attention, with normalised queries and keys where the family has them."""
 
     attend_packed = staticmethod(packed_attention)
 
@@ -138,12 +160,12 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_idx, self.head_dim = layer_idx, config.head_dim
         hidden, size = config.hidden_size, config.head_dim
-        self.q_proj = Linear(hidden, config.num_attention_heads * size)
-        self.k_proj = Linear(hidden, config.num_key_value_heads * size)
-        self.v_proj = Linear(hidden, config.num_key_value_heads * size)
+        self.q_proj = Linear(hidden, config.num_attention_heads * size, bias=config.qkv_bias)
+        self.k_proj = Linear(hidden, config.num_key_value_heads * size, bias=config.qkv_bias)
+        self.v_proj = Linear(hidden, config.num_key_value_heads * size, bias=config.qkv_bias)
         self.o_proj = Linear(config.num_attention_heads * size, hidden)
-        self.q_norm = RMSNorm(size, config.rms_norm_eps)
-        self.k_norm = RMSNorm(size, config.rms_norm_eps)
+        self.q_norm = RMSNorm(size, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(size, config.rms_norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(
         self,
@@ -237,7 +259,7 @@ class Backbone(nn.Module):
         keep: Tensor | None,
     ) -> DecoderOutput:
         x = self.embed_tokens(input_ids)
-        cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
+        cos, sin = rotary_angles(position_ids, self.config)
         kwargs: dict[str, Any] = {"mask": attention_mask, "cache": past_key_values, "packed": packed_sequences}
         for number, layer in enumerate(self.layers, 1):
             if keep is not None and number == len(self.layers):
@@ -253,19 +275,24 @@ class Decoder(nn.Module):
     """The language model: `model` (the backbone) and `lm_head`, tied to the embedding or of its own.
 
     Weights are drawn from N(0, initializer_range) by a generator of their own: equal seeds give equal weights,
-    and the global generator is left alone.
+    and the global generator is left alone. With seed None they are whatever the memory held, for who has others.
     """
 
     packed_kernel: Kernel = "sdpa"
     """What computes attention where sequences are packed."""
 
-    def __init__(self, config: DecoderConfig, *, seed: int = 0) -> None:
+    origin: Origin | None = None
+    """What the weights are besides, where they are those of a transformers model."""
+
+    def __init__(self, config: DecoderConfig, *, seed: int | None = 0) -> None:
         super().__init__()
         self.config = config
         self.model = Backbone(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+        if seed is None:
+            return
         generator = torch.Generator().manual_seed(derive(seed, "weights"))
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -305,14 +332,18 @@ class Decoder(nn.Module):
         """The head, under Hugging Face's name for it."""
         return self.lm_head
 
-    def save(self, directory: str | Path) -> None:
-        """Writes `config.json` and `model.safetensors`; a tied head is left out, as Hugging Face does."""
+    def save_weights(self, directory: Path) -> None:
+        """Writes `model.safetensors`; a tied head is left out, as Hugging Face does."""
         from safetensors.torch import save_file
 
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
         tensors = {name: p.detach().to("cpu").contiguous() for name, p in self.named_parameters()}
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+    def save(self, directory: str | Path) -> None:
+        """Writes `config.json` and `model.safetensors`."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.save_weights(directory)
         text = json.dumps(self.config.to_dict(), indent=2, sort_keys=True)
         (directory / "config.json").write_text(text + "\n", encoding="utf-8")
 
@@ -324,7 +355,7 @@ class Decoder(nn.Module):
         directory = Path(directory)
         where = str(directory / "config.json")
         config = DecoderConfig.from_dict(json.loads((directory / "config.json").read_text("utf-8")), where=where)
-        model = cls(config)
+        model = cls(config, seed=None)
         tensors = load_file(directory / "model.safetensors")
         ours = dict(model.named_parameters())
         wrong = sorted(ours.keys() ^ tensors.keys()) or [n for n, p in ours.items() if p.shape != tensors[n].shape]

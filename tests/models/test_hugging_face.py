@@ -38,6 +38,7 @@ SIX = packing_of([Group(4), Group(2)], torch.device("cpu"))
 
 
 def llama(**changes: Any) -> transformers.LlamaConfig:
+    """One that the built-in decoder runs, unless it has biases."""
     return transformers.LlamaConfig(**{**SHAPE, "max_position_embeddings": 64, **changes})
 
 
@@ -168,7 +169,7 @@ def test_lost_lengths_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaAttention, "forward", forgetful)
-    policy = load(write(tmp_path, llama()))
+    policy = load(write(tmp_path, llama(attention_bias=True)))
     assert not packs(policy.model)
     assert policy.padded_because == "LlamaAttention does not pass packed sequences on"
 
@@ -178,7 +179,7 @@ def test_packing_that_leaks_is_measured(tmp_path: Path, monkeypatch: pytest.Monk
         return causal_attention(query, key, value, scale=scale)
 
     monkeypatch.setattr(hugging_face, "packed_attention", leaking)
-    policy = load(write(tmp_path, llama()))
+    policy = load(write(tmp_path, llama(attention_bias=True)))
     assert policy.padded_because is not None
     assert policy.padded_because.startswith("packing changes its hidden states by")
     assert not packs(policy.model)
@@ -190,13 +191,14 @@ def test_packing_that_leaks_is_measured(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "config",
     [
+        llama(attention_bias=True, tie_word_embeddings=True, pad_token_id=5),
+        llama(attention_bias=True, tie_word_embeddings=False),
         llama(tie_word_embeddings=True, pad_token_id=5),
-        llama(tie_word_embeddings=False),
         transformers.Gemma3TextConfig(
             **SHAPE, head_dim=8, num_key_value_heads=4, tie_word_embeddings=True, pad_token_id=5, sliding_window=64
         ),
     ],
-    ids=["tied", "untied", "gemma3"],
+    ids=["tied", "untied", "adopted", "gemma3"],
 )
 def test_a_vocabularys_gradient_is_that_of_autograd(tmp_path: Path, config: Any) -> None:
     """Added where it belongs, by our own embedding in place of a plain one: its row of padding stays without the
@@ -215,10 +217,9 @@ def test_a_vocabularys_gradient_is_that_of_autograd(tmp_path: Path, config: Any)
         for _ in range(2):
             with around():
                 token_logprobs(model, batch)[0].sum().backward()
-        vocabulary = {id(module.weight): module.weight for module in (model.get_input_embeddings(), model.lm_head)}
-        found.append([weight.grad for weight in vocabulary.values()])
-    plain = type(transformers.AutoModelForCausalLM.from_pretrained(name).get_input_embeddings()) is torch.nn.Embedding
-    assert isinstance(model.get_input_embeddings(), Embedding) == plain
+        table = model.model.embed_tokens
+        found.append([weight.grad for weight in {id(w): w for w in (table.weight, model.lm_head.weight)}.values()])
+    assert isinstance(table, Embedding) == (config.model_type == "llama")
     for mine, autograds in zip(*found, strict=True):
         assert autograds.abs().max() > 0.1
         torch.testing.assert_close(mine, autograds, rtol=1e-12, atol=1e-12)
@@ -226,7 +227,7 @@ def test_a_vocabularys_gradient_is_that_of_autograd(tmp_path: Path, config: Any)
 
 def test_generate_still_works_with_left_padding(tmp_path: Path) -> None:
     """Outside of packed calls the model is transformers' own, masks included."""
-    policy = load(write(tmp_path, llama(initializer_range=0.3)))
+    policy = load(write(tmp_path, llama(attention_bias=True, initializer_range=0.3)))
     assert packs(policy.model)
     alone = policy.model.generate(torch.tensor([[5, 6]]), max_new_tokens=6, do_sample=False, eos_token_id=None)
     padded, mask = torch.tensor([[256, 256, 5, 6], [1, 2, 3, 4]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])

@@ -1,0 +1,88 @@
+"""transformers' models that are the built-in decoder under another name: it runs them, on their own weights.
+
+Llama, Mistral, Qwen2 and Qwen3 differ from each other in whether queries and keys are normalised and whether their
+projections have biases. What sampling and learning have that is faster than transformers' modules, the lean decoding,
+the fused norms, the products that use the CPU's instructions, then serves them too. Nothing is taken on trust: the
+tensors must have the same names and shapes, and the logits must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from novarl.models.transformer import Decoder, DecoderConfig
+
+
+class Family(NamedTuple):
+    """What tells a family apart, as `DecoderConfig` says it."""
+
+    qk_norm: bool
+    qkv_bias: bool
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(qk_norm=False, qkv_bias=False),
+    "MistralForCausalLM": Family(qk_norm=False, qkv_bias=False),
+    "Qwen2ForCausalLM": Family(qk_norm=False, qkv_bias=True),
+    "Qwen3ForCausalLM": Family(qk_norm=True, qkv_bias=False),
+}
+
+STEADY_ROPE = ("default", "linear", "llama3")
+"""Rotations that are the same however long a sequence grows, and turn without scaling."""
+
+
+def adopt(model: Any) -> Decoder | None:
+    """A decoder with the tensors of `model`, shared and not copied, or None where it would be another model."""
+    family = FAMILIES.get(type(model).__name__)
+    if family is None or not type(model).__module__.startswith("transformers.models."):
+        return None
+    given, rotary = model.config, model.model.rotary_emb
+    head_dim = getattr(given, "head_dim", None) or given.hidden_size // given.num_attention_heads
+    plain = (
+        given.hidden_act == "silu"
+        and _attends_to_all(given)
+        and rotary.rope_type in STEADY_ROPE
+        and rotary.attention_scaling == 1.0
+        and rotary.inv_freq.numel() * 2 == head_dim
+    )
+    if not plain:
+        return None
+    config = DecoderConfig(
+        vocab_size=given.vocab_size,
+        hidden_size=given.hidden_size,
+        intermediate_size=given.intermediate_size,
+        num_hidden_layers=given.num_hidden_layers,
+        num_attention_heads=given.num_attention_heads,
+        num_key_value_heads=given.num_key_value_heads,
+        head_dim=head_dim,
+        max_position_embeddings=given.max_position_embeddings,
+        rms_norm_eps=given.rms_norm_eps,
+        tie_word_embeddings=model.lm_head.weight is model.model.embed_tokens.weight,
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias,
+        rope_frequencies=tuple(rotary.inv_freq.float().tolist()),
+    )
+    decoder = Decoder(config, seed=None)
+    mine, theirs = dict(decoder.named_parameters()), dict(model.named_parameters())
+    if _shapes(mine) != _shapes(theirs):
+        return None
+    for name, parameter in mine.items():
+        parameter.data = theirs[name].data
+    decoder.model.embed_tokens.padding_idx = model.model.embed_tokens.padding_idx
+    decoder.origin = SimpleNamespace(config=given, generation_config=model.generation_config)
+    return decoder
+
+
+def _attends_to_all(config: Any) -> bool:
+    """Whether every layer sees all that came before: families say in three ways that some see a window."""
+    windows = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return not windows and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+
+
+def _shapes(parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in parameters.items()}

@@ -285,3 +285,12 @@ def llama(tokenizer: Shape, place: Place) -> str:
         words = [peer_python(), str(PEERS / "make_llama.py"), str(save_model(tokenizer, place.home)), str(folder)]
         subprocess.run(words, check=True)
     return str(folder)
+
+
+def published(shape: Shape, place: Place, *kind: str) -> str:
+    """The workload's model as others publish theirs, which we load through transformers; made once."""
+    folder = place.home / "-".join((shape.name, "published", *kind))
+    if not (folder / "config.json").exists():
+        words = [peer_python(), str(PEERS / "make_family.py"), str(save_model(shape, place.home)), str(folder), *kind]
+        subprocess.run(words, check=True)
+    return str(folder)

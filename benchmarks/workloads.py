@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.cases import Offline, Step, llama, sampling, sampling_floor, short_of_memory
+from benchmarks.cases import Offline, Step, llama, published, sampling, sampling_floor, short_of_memory
 from benchmarks.floors import Floor
 from benchmarks.models import Shape
 from benchmarks.reaching import ahead_floor, reaching_floor, until_good_ours, until_good_trl
@@ -141,6 +141,10 @@ LOUD = ("log.rollouts_every=1", "log.samples_every=1")
 
 def start_through_transformers(place: Place) -> Run:
     return ours("rl", START.words, model=llama(TINY, place))(place)
+
+
+def published_as(*kind: str) -> Side:
+    return lambda place: ours("rl", W1.words, model=published(SMALL, place, *kind), lengths=True)(place)
 
 
 WORKLOADS: dict[str, Workload] = {
@@ -304,6 +308,22 @@ WORKLOADS: dict[str, Workload] = {
         shown=("seconds", "generation", "reward", "learn", "steps", "start", "step_seconds"),
         notes="Ahead, two processes have a thread each; in turn, one process has one, and a core is free. The slow "
         "reward has nine steps, since its worker processes start in the first two, of which the second counts.",
+    ),
+    "families": Workload(
+        "W1's step on a model that is loaded through transformers",
+        {
+            "ours": published_as(),
+            "built-in": W1.ours(),
+            "left": published_as("biases"),
+            "trl 16": W1.trl(16),
+        },
+        [
+            fast("seconds", "trl 16", 1.5, "speed of an adopted model"),
+            Goal("step time, adopted over built-in", "seconds", "ours", "built-in", at_most=1.05),
+            Goal("speed of a model that is left to transformers", "seconds", "trl 16", "left", at_least=1.0),
+        ],
+        notes="One model in three forms: a Qwen 3 that is published as others are, which our decoder adopts; the same "
+        "in the folder of a built-in model; and with biases, all 0, whose modules stay transformers' own.",
     ),
     "growth": Workload(
         "16 times the prompts a step (6M parameters, at most 32 tokens); and 2,000 steps (tiny model)",

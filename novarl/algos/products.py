@@ -8,6 +8,9 @@ those who multiply ever other numbers of rows should round them up (`full_rows`)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -55,8 +58,22 @@ def is_fast(*tensors: Tensor) -> bool:
     return all(x.dtype == torch.float32 and x.numel() for x in tensors) and _may_take(*tensors)
 
 
+_only_pytorch: ContextVar[bool] = ContextVar("only_pytorch", default=False)
+
+
+@contextmanager
+def only_pytorch() -> Iterator[None]:
+    """Within it no product goes through oneDNN: for those who multiply ever other numbers of rows, and want a row to
+    have the same bits in each of them."""
+    before = _only_pytorch.set(True)
+    try:
+        yield
+    finally:
+        _only_pytorch.reset(before)
+
+
 def _may_take(*tensors: Tensor) -> bool:
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or _only_pytorch.get():
         return False
     plain = all(type(x) in (Tensor, Parameter) and x.device.type == "cpu" for x in tensors)
     return plain and has_fast_products() and not _given_up

@@ -31,7 +31,7 @@ from novarl.learn.scorer import Scorer
 from novarl.loops.evaluate_rewards import RewardEvaluation, evaluate_rewards
 from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.state import LoopState
-from novarl.models.forward import kernel_of
+from novarl.models.forward import kernel_of, modules_of
 from novarl.models.load import Policy
 
 PreferenceSettings = DPOConfig | RMConfig
@@ -147,6 +147,7 @@ def _begin(
         seed=config.seed,
         model=config.model,
         attention=kernel_of(base.policy.model),
+        modules=modules_of(base.policy.model),
     )
     if state is None:
         rows.report(session.bus)

@@ -42,7 +42,7 @@ from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
 from novarl.loops.state import LoopState
-from novarl.models.forward import kernel_of
+from novarl.models.forward import kernel_of, modules_of
 from novarl.models.load import Policy, save
 from novarl.rewards.compose import RewardSet
 
@@ -209,6 +209,7 @@ def _begin(run: Online) -> None:
         model=config.model,
         algo=config.algo,
         attention=kernel_of(run.policy.model),
+        modules=modules_of(run.policy.model),
     )
     if run.state is None:
         run.rows.report(session.bus)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from novarl.algos.products import can_pack
+from novarl.algos.products import can_pack, only_pytorch
 from novarl.core.errors import NovaError
 from novarl.models.attention import PACKING_ATTENTION
 from novarl.models.compiled import uncompiled
@@ -167,7 +167,7 @@ class ModelRunner:
         cache.place(positions, extent)
         mask = self._masks.build(positions, extent)
         arguments: dict[str, Any] = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache}
-        with autocast(self.device, self.dtype):
+        with autocast(self.device, self.dtype), only_pytorch():
             hidden: Tensor = backbone(self.model)(tokens, **arguments).last_hidden_state
         return hidden if read is None else hidden[read][:, None]
 

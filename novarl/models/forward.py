@@ -63,6 +63,11 @@ def kernel_of(model: nn.Module) -> Kernel:
     return kernel
 
 
+def modules_of(model: nn.Module) -> str:
+    """Whose modules compute the model: "built-in", also on the weights of another family, or a transformers class."""
+    return "built-in" if isinstance(model, Decoder) else type(model).__name__
+
+
 def backbone(model: nn.Module) -> nn.Module:
     """What maps token ids to hidden states: called as `(input_ids=, position_ids=, ...).last_hidden_state`."""
     return model if isinstance(model, Decoder) else model.base_model  # type: ignore[return-value]
@@ -199,7 +204,7 @@ def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Gr
     is recomputed."""
     count, device = len(tokens), tokens.device
     # oneDNN, which multiplies 16-bit matrices on a CPU and many of 32 bits, keeps a program for every number of rows.
-    compiled = torch.is_autocast_enabled("cpu") or (isinstance(model, Decoder) and is_fast(head(model)[0]))
+    compiled = torch.is_autocast_enabled("cpu") or is_fast(head(model)[0])
 
     def idle(rows: int) -> int:
         return full_rows(rows) - rows if compiled else 0

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from novarl.algos.products import product, times, weight_gradient
+from novarl.algos.products import FULL, is_fast, product, times, weight_gradient
 
 
 class Linear(nn.Linear):
@@ -29,6 +29,17 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         found = product(x, self.weight)
+        return found if self.bias is None else found + self.bias
+
+
+class FullLinear(nn.Linear):
+    """A linear layer of somebody else's model, whose products are `algos.products`' where the rows are as many as
+    learning brings; other numbers of them would have a program each."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.numel() // input.shape[-1] % FULL or not is_fast(input, self.weight):
+            return F.linear(input, self.weight, self.bias)
+        found = product(input, self.weight)
         return found if self.bias is None else found + self.bias
 
 

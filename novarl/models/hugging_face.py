@@ -18,6 +18,7 @@ from novarl.core.errors import NovaError
 from novarl.models.adopt import adopt
 from novarl.models.attention import PACKING_ATTENTION, packed_attention
 from novarl.models.forward import head, hidden_states
+from novarl.models.fused import FullLinear
 from novarl.models.packing import Packing
 from novarl.models.transformer import Decoder, Embedding
 
@@ -84,6 +85,9 @@ def load_pretrained(
         return model, tokenizer, None
     if type(embedding := model.get_input_embeddings()) is nn.Embedding:  # another kind may do more than look up
         embedding.__class__ = Embedding
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = FullLinear
     obstacle = enable_packing(model)
     if gradient_checkpointing:
         if not model.supports_gradient_checkpointing:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from novarl.engines.runner import ROWS, ModelRunner
 from novarl.models import adopt, hugging_face
 from novarl.models.byte_tokenizer import ByteTokenizer
-from novarl.models.forward import token_logprobs
+from novarl.models.forward import modules_of, token_logprobs
 from novarl.models.kv_cache import KVCache, extent
 from novarl.models.load import Policy, load, save
 from novarl.models.lora import LoraSettings, adapter_weights, inject
@@ -112,7 +112,7 @@ def theirs(folder: str, dtype: torch.dtype) -> Any:
 @pytest.mark.parametrize("family", ADOPTED)
 def test_log_probabilities_and_gradients_are_transformers_own(folder, batch, oracle, family: str) -> None:
     mine, original = load(folder(family), dtype="float64").model, theirs(folder(family), torch.float64)
-    assert isinstance(mine, Decoder)
+    assert isinstance(mine, Decoder) and modules_of(mine) == "built-in"
     logp, _ = token_logprobs(mine, batch)
     expected = torch.cat([oracle(original, row) for row in batch.rows if len(row) > 1])
     assert expected.mean() > -0.5, "the model is not sharp"
@@ -161,7 +161,7 @@ def test_sampling_is_lean_and_its_logits_are_transformers_own(folder, batch, fam
 @pytest.mark.parametrize("family", LEFT)
 def test_what_would_be_another_model_is_left_to_transformers(folder, batch, oracle, family: str) -> None:
     mine = load(folder(family)).model
-    assert not isinstance(mine, Decoder)
+    assert not isinstance(mine, Decoder) and modules_of(mine).endswith("ForCausalLM")
     with torch.no_grad():
         logp, _ = token_logprobs(mine, batch)
         expected = torch.cat([oracle(theirs(folder(family), torch.float32), row) for row in batch.rows if len(row) > 1])

@@ -12,9 +12,11 @@ import pytest
 import torch
 import transformers
 
+from novarl.algos import products
 from novarl.algos.accumulation import fused_accumulation
 from novarl.core.errors import NovaError
-from novarl.models import hugging_face
+from novarl.engines.runner import ModelRunner
+from novarl.models import fused, hugging_face
 from novarl.models.attention import causal_attention
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import packs, token_logprobs
@@ -223,6 +225,42 @@ def test_a_vocabularys_gradient_is_that_of_autograd(tmp_path: Path, config: Any)
     for mine, autograds in zip(*found, strict=True):
         assert autograds.abs().max() > 0.1
         torch.testing.assert_close(mine, autograds, rtol=1e-12, atol=1e-12)
+
+
+def test_linear_layers_learn_through_onednn_and_sample_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learning brings full rows; sampling any number of them, of which each must have the same bits."""
+    monkeypatch.setattr(products, "has_fast_products", lambda: True)
+    seen: list[int] = []
+    product = fused.product
+    monkeypatch.setattr(fused, "product", lambda x, weight: (seen.append(x.shape[-2]), product(x, weight))[1])
+    name = write(tmp_path, llama(attention_bias=True, initializer_range=0.3))
+    original = transformers.AutoModelForCausalLM.from_pretrained(name)
+    for layer in original.model.layers:
+        for projection in (layer.self_attn.q_proj, layer.self_attn.o_proj):
+            torch.nn.init.normal_(projection.bias)
+    original.save_pretrained(name)
+    model = load(name).model
+    tokens = torch.arange(70) % 50
+    batch = SimpleNamespace(
+        tokens=tokens,
+        position_ids=torch.arange(70) % 35,
+        prev=torch.arange(70) - 1,
+        cu_seqlens=torch.tensor([0, 35, 70]),
+    )
+    batch.prev[35] = -1
+    seen.clear()
+    logp, _ = token_logprobs(model, batch)
+    assert seen == [128] * 14, "seven layers in each of two blocks"
+    logp.sum().backward()
+    logits = original(tokens.view(2, 35)).logits[:, :-1].log_softmax(-1)
+    expected = logits.gather(-1, tokens.view(2, 35)[:, 1:, None])[..., 0]
+    torch.testing.assert_close(logp[batch.prev >= 0], expected.flatten(), rtol=1e-4, atol=1e-4)
+    expected.sum().backward()
+    for mine, theirs in zip(model.parameters(), original.parameters(), strict=True):
+        assert theirs.grad.norm() > 0 and (mine.grad - theirs.grad).norm() < 1e-4 * theirs.grad.norm()
+    seen.clear()
+    ModelRunner(model).prefill([tuple(range(64))] * 2)
+    assert not seen
 
 
 def test_generate_still_works_with_left_padding(tmp_path: Path) -> None:

@@ -172,6 +172,22 @@ ALIASES: tuple[Alias, ...] = (
     *_rows("NanoRL", 0.5, "task_options.brevity_penalty_scale", "brevity_penalty_scale"),
     *_rows("NanoRL", 0.5, "optim.max_grad_norm", "grad_clip"),
     *_rows("NanoRL", 2.0, "epochs", "num_epochs"),
+    *_rows("TRL", 3, "steps", "max_steps"),
+    *_rows("TRL", 2.0, "epochs", "num_train_epochs"),
+    *_rows("TRL", "small", "model", "model_name_or_path"),
+    *_rows("TRL", "rows.jsonl", "data", "dataset_name"),
+    *_rows("TRL", "file.py:reward_fn", "reward", "reward_funcs"),
+    *_rows("TRL", 4, "responses_per_prompt", "num_generations"),
+    *_rows("TRL", 99, "rollout.max_tokens", "max_completion_length"),
+    *_rows("TRL", 2, "epochs_per_rollout", "num_iterations"),
+    *_rows("TRL", 0.3, "clip.high", "epsilon_high"),
+    *_rows("TRL", 5, "save_every", "save_steps"),
+    *_rows("TRL", 5, "eval_every", "eval_steps"),
+    *_rows("TRL", 5, "optim.warmup_steps", "warmup_steps"),
+    *_rows("TRL", "cosine", "optim.schedule", "lr_scheduler_type"),
+    *_rows("TRL", 8, "lora.rank", "lora_r"),
+    *_rows("TRL", 32.0, "lora.alpha", "lora_alpha"),
+    *_rows("TRL", ["q_proj"], "lora.target", "lora_target_modules"),
 )
 
 VALUES: dict[str, dict[str, Any]] = {

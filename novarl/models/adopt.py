@@ -41,13 +41,13 @@ def adopt(model: Any) -> Decoder | None:
     family = FAMILIES.get(type(model).__name__)
     if family is None or not type(model).__module__.startswith("transformers.models."):
         return None
-    given, rotary = model.config, model.model.rotary_emb
+    given, rotary = model.config, getattr(model.model, "rotary_emb", None)
     head_dim = getattr(given, "head_dim", None) or given.hidden_size // given.num_attention_heads
     plain = (
         given.hidden_act == "silu"
         and _attends_to_all(given)
-        and rotary.rope_type in STEADY_ROPE
-        and rotary.attention_scaling == 1.0
+        and getattr(rotary, "rope_type", None) in STEADY_ROPE
+        and getattr(rotary, "attention_scaling", None) == 1.0
         and rotary.inv_freq.numel() * 2 == head_dim
     )
     if not plain:

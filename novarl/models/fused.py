@@ -37,7 +37,7 @@ class FullLinear(nn.Linear):
     learning brings; other numbers of them would have a program each."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.numel() // input.shape[-1] % FULL or not is_fast(input, self.weight):
+        if not is_fast(input, self.weight) or input.numel() // input.shape[-1] % FULL:
             return F.linear(input, self.weight, self.bias)
         found = product(input, self.weight)
         return found if self.bias is None else found + self.bias

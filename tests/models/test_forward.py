@@ -172,7 +172,7 @@ def test_attention_across_sequences_is_caught(loaded, batch, oracle_gradients, m
         assert_equal(gradients(model, batch), oracle_gradients(model, batch), total=1e-6, each=1e-6)
 
 
-@pytest.mark.parametrize("family", ["decoder", "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["decoder", "llama", "biased", "gpt2"])
 def test_gradient_checkpointing_changes_nothing(loaded, batch, family: str) -> None:
     """Recomputed during the backward pass, the attention must still know where sequences end; GPT-2 has dropout."""
     plain, checkpointed = loaded(family, "float64"), loaded(family, "float64", gradient_checkpointing=True)
@@ -186,7 +186,7 @@ def test_gradient_checkpointing_changes_nothing(loaded, batch, family: str) -> N
 
 
 @pytest.mark.usefixtures("traced_only")
-@pytest.mark.parametrize(("family", "total"), [("decoder", 1e-12), ("llama", 1e-5)])
+@pytest.mark.parametrize(("family", "total"), [("decoder", 1e-12), ("biased", 1e-5)])
 def test_compiled_layers_learn_the_same_from_graphs_for_all_lengths(
     loaded, batch, flat, family: str, total: float
 ) -> None:
@@ -305,7 +305,7 @@ def test_unwanted_tokens_cost_no_product_with_the_vocabulary(loaded, batch, monk
 
 
 @pytest.mark.parametrize("layout", ["shared", "packed", "padded"])
-@pytest.mark.parametrize("family", ["decoder", "llama"])
+@pytest.mark.parametrize("family", ["decoder", "llama", "biased"])
 def test_hidden_states_at_some_places_are_those_of_all(loaded, batch, family: str, layout: Layout) -> None:
     """Values and gradient, of places in any order, some of them twice; the built-in decoder computes no others."""
     model = loaded(family, "float64").model
@@ -330,7 +330,7 @@ def test_hidden_states_at_some_places_are_those_of_all(loaded, batch, family: st
         assert rows[0] == 4 < rows[1]
 
 
-@pytest.mark.parametrize("family", ["decoder", "llama", "mistral"])
+@pytest.mark.parametrize("family", ["decoder", "llama", "biased", "mistral"])
 def test_a_batch_without_tokens_gives_none(loaded, flat, family: str) -> None:
     """A rank may be left without work: it takes part in the backward pass all the same."""
     model = loaded(family).model
@@ -350,7 +350,7 @@ def test_bounds_that_do_not_cut_the_axis_are_refused(bounds: list[int]) -> None:
 
 
 def test_a_copy_packs_like_its_original(loaded, batch) -> None:
-    model = loaded("llama").model
+    model = loaded("biased").model
     again = copy.deepcopy(model)
     assert packs(again)
     with torch.no_grad():

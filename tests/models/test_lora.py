@@ -28,6 +28,7 @@ from novarl.models.lora import (
 )
 
 RANK8 = LoraSettings(8, 16.0)
+LAYERS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 ROWS = [[5, 9, 200, 31, 7, 7, 90], [1, 2, 3], [250, 4, 4, 4, 18]]
 
 
@@ -42,9 +43,9 @@ def policy_of(kind: str, folder: Path) -> Policy:
     size: dict[str, Any] = {"vocab_size": 300, "bos_token_id": None, "eos_token_id": 0}
     configs = {
         "gpt2": lambda: transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, **size),
-        "llama": lambda: transformers.LlamaConfig(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, **size
-        ),
+        "llama": lambda: transformers.LlamaConfig(**LAYERS, **size),
+        "biased": lambda: transformers.LlamaConfig(**LAYERS, **size, attention_bias=True),
+        "qwen2": lambda: transformers.Qwen2Config(**LAYERS, **size, num_key_value_heads=2),
     }
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(configs[kind]())
@@ -53,7 +54,7 @@ def policy_of(kind: str, folder: Path) -> Policy:
     return load(str(folder))
 
 
-@pytest.fixture(params=["tiny", "gpt2", "llama"])
+@pytest.fixture(params=["tiny", "gpt2", "llama", "biased", "qwen2"])
 def policy(request: pytest.FixtureRequest, tmp_path: Path) -> Policy:
     return policy_of(request.param, tmp_path / "model")
 

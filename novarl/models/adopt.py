@@ -41,7 +41,8 @@ def adopt(model: Any) -> Decoder | None:
     family = FAMILIES.get(type(model).__name__)
     if family is None or not type(model).__module__.startswith("transformers.models."):
         return None
-    given, rotary = model.config, getattr(model.model, "rotary_emb", None)
+    given: Any = model.config
+    rotary: Any = getattr(model.model, "rotary_emb", None)
     head_dim = getattr(given, "head_dim", None) or given.hidden_size // given.num_attention_heads
     plain = (
         given.hidden_act == "silu"

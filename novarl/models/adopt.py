@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,41 +18,29 @@ from torch import Tensor
 from novarl.models.transformer import Decoder, DecoderConfig
 
 
-class Family(NamedTuple):
-    """What tells a family apart, as `DecoderConfig` says it."""
-
-    qk_norm: bool
-    qkv_bias: bool
-
-
-FAMILIES = {
-    "LlamaForCausalLM": Family(qk_norm=False, qkv_bias=False),
-    "MistralForCausalLM": Family(qk_norm=False, qkv_bias=False),
-    "Qwen2ForCausalLM": Family(qk_norm=False, qkv_bias=True),
-    "Qwen3ForCausalLM": Family(qk_norm=True, qkv_bias=False),
-}
+FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 STEADY_ROPE = ("default", "linear", "llama3")
 """Rotations that are the same however long a sequence grows, and turn without scaling."""
 
 
 def adopt(model: Any) -> Decoder | None:
-    """A decoder with the tensors of `model`, shared and not copied, or None where it would be another model."""
-    family = FAMILIES.get(type(model).__name__)
-    if family is None or not type(model).__module__.startswith("transformers.models."):
+    """A decoder with the tensors of `model`, shared and not copied, or None where it would be another model. Every token
+    of `model` sees all before it."""
+    if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers.models."):
         return None
     given: Any = model.config
     rotary: Any = getattr(model.model, "rotary_emb", None)
     head_dim = getattr(given, "head_dim", None) or given.hidden_size // given.num_attention_heads
     plain = (
         given.hidden_act == "silu"
-        and _attends_to_all(given)
         and getattr(rotary, "rope_type", None) in STEADY_ROPE
         and getattr(rotary, "attention_scaling", None) == 1.0
         and rotary.inv_freq.numel() * 2 == head_dim
     )
     if not plain:
         return None
+    theirs = dict(model.named_parameters())
     config = DecoderConfig(
         vocab_size=given.vocab_size,
         hidden_size=given.hidden_size,
@@ -64,12 +52,12 @@ def adopt(model: Any) -> Decoder | None:
         max_position_embeddings=given.max_position_embeddings,
         rms_norm_eps=given.rms_norm_eps,
         tie_word_embeddings=model.lm_head.weight is model.model.embed_tokens.weight,
-        qk_norm=family.qk_norm,
-        qkv_bias=family.qkv_bias,
+        qk_norm="model.layers.0.self_attn.q_norm.weight" in theirs,
+        qkv_bias="model.layers.0.self_attn.q_proj.bias" in theirs,
         rope_frequencies=tuple(rotary.inv_freq.float().tolist()),
     )
     decoder = Decoder(config, seed=None)
-    mine, theirs = dict(decoder.named_parameters()), dict(model.named_parameters())
+    mine = dict(decoder.named_parameters())
     if _shapes(mine) != _shapes(theirs):
         return None
     for name, parameter in mine.items():
@@ -77,12 +65,6 @@ def adopt(model: Any) -> Decoder | None:
     decoder.model.embed_tokens.padding_idx = model.model.embed_tokens.padding_idx
     decoder.origin = SimpleNamespace(config=given, generation_config=model.generation_config)
     return decoder
-
-
-def _attends_to_all(config: Any) -> bool:
-    """Whether every layer sees all that came before: families say in three ways that some see a window."""
-    windows = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    return not windows and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
 
 
 def _shapes(parameters: Mapping[str, Tensor]) -> dict[str, torch.Size]:

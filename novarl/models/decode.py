@@ -169,7 +169,7 @@ class LeanDecoder:
         for index, layer in enumerate(layers):
             projected = layer.project.times(_normalised(x, layer.attention_norm, eps).to(dtype))
             if layer.bias is not None:
-                projected = projected + layer.bias  # in 16 bits not before it is in those of the residual stream
+                projected = projected + layer.bias  # in the biases' own precision, as the learner adds them
             raw, value = projected[:, :keys].unflatten(1, (-1, size)), projected[:count, keys:]
             if self._config.qk_norm:
                 _normalised(raw.to(x.dtype), layer.gain, eps, out=plain)

@@ -32,15 +32,14 @@ class Linear(nn.Linear):
         return found if self.bias is None else found + self.bias
 
 
-class FullLinear(nn.Linear):
+class FullLinear(Linear):
     """A linear layer of somebody else's model, whose products are `algos.products`' where the rows are as many as
     learning brings; other numbers of them would have a program each."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not is_fast(input, self.weight) or input.numel() // input.shape[-1] % FULL:
             return F.linear(input, self.weight, self.bias)
-        found = product(input, self.weight)
-        return found if self.bias is None else found + self.bias
+        return super().forward(input)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -70,7 +70,7 @@ def load_pretrained(
     model = model.to(device)
     with _explained(name, f"{type(model).__name__} cannot be run"):
         _check(model, name)
-        decoder = adopt(model)
+        decoder = adopt(model) if packing_obstacle(model.config) is None else None
         if decoder is not None and _distance(decoder, model) <= TOLERANCE:
             decoder.model.gradient_checkpointing = gradient_checkpointing
             model = decoder.eval()
@@ -101,11 +101,12 @@ def load_pretrained(
 def save_pretrained(model: Any, directory: str) -> None:
     """Writes a transformers model, or an adopted one as what it was: weights, config and generation config."""
     with _quiet():
-        if not isinstance(model, Decoder):
+        origin = model.origin if isinstance(model, Decoder) else None
+        if origin is None:
             model.save_pretrained(directory)
-        elif model.origin is not None:
-            model.origin.config.save_pretrained(directory)
-            model.origin.generation_config.save_pretrained(directory)
+        else:
+            origin.config.save_pretrained(directory)
+            origin.generation_config.save_pretrained(directory)
             model.save_weights(Path(directory))
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from novarl.models.transformer import Decoder, DecoderConfig
 
-
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 STEADY_ROPE = ("default", "linear", "llama3")

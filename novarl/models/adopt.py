@@ -24,8 +24,10 @@ STEADY_ROPE = ("default", "linear", "llama3")
 
 
 def adopt(model: Any) -> Decoder | None:
-    """A decoder with the tensors of `model`, shared and not copied, or None where it would be another model. Every token
-    of `model` sees all before it."""
+    """A decoder with the tensors of `model`, shared and not copied, or None where it would be another model.
+
+    Every token of `model` sees all before it: the caller has looked for windows.
+    """
     if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers.models."):
         return None
     given: Any = model.config

@@ -120,7 +120,7 @@ class TrainConfig(RunConfig):
     """What computes attention in training: PyTorch's kernel (sdpa), flash-attn's on a GPU that has it (flash), or a
     plain softmax (eager, slow); auto: flash where it can run, otherwise sdpa."""
     compile: bool = False
-    """Learn through torch.compile: fewer, larger kernels, which is for a GPU; the first step waits for the compiler."""
+    """For a GPU: learn through torch.compile, whose compiler the first step waits for, and sample by CUDA graphs."""
 
     @model_validator(mode="after")
     def _auto_needs_a_place(self) -> TrainConfig:

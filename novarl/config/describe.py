@@ -138,7 +138,7 @@ def _training(config: TrainConfig) -> list[str]:
     }
     attends = f"Attention by {attention[config.attn]} (attn={config.attn}); beginnings that neighbours share, once."
     if config.compile:
-        attends += " The layers are compiled for learning (compile=true)."
+        attends += " The layers are compiled for learning, and on a GPU sampling is recorded (compile=true)."
     lora, layers = config.lora, "all linear layers but the head"
     if lora.target != "all-linear":
         layers = f"the layers {', '.join(lora.target)}"

@@ -27,6 +27,7 @@ from novarl.models.forward import autocast, backbone, head
 from novarl.models.kv_cache import KVCache, attention_mask, extent, round_up
 from novarl.models.matrices import PackedMatrix
 from novarl.models.prefix import common_length
+from novarl.models.recorded import RecordedSteps, records
 
 ROWS = 4
 """Matrix products get a multiple of this many rows: from 4 on, in steps of 4, a row's product has the same bits."""
@@ -70,6 +71,7 @@ class ModelRunner:
         self._masks = _Masks(model, self.dtype)
         self._lean: LeanDecoder | None = None
         self._head: PackedMatrix | None = None
+        self._recorded = RecordedSteps(self._step) if records(model) else None
         self.refresh()
         self._check_cache()
         self.refresh()  # what the check made need not wait for the first request
@@ -77,7 +79,7 @@ class ModelRunner:
     @property
     def reads_segments(self) -> bool:
         """Whether `decode` reads no more of the cache than each segment says; otherwise as much as the longest row."""
-        return self._lean is not None
+        return self._lean is not None and self._recorded is None
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -91,6 +93,8 @@ class ModelRunner:
     def refresh(self) -> None:
         """Let go of copies of the weights, which may have changed; new ones are made when they are needed."""
         self._head = None
+        if self._recorded is not None:
+            self._recorded.forget()
         with self._evaluating():
             if not is_plain(self.model):
                 self._lean = None
@@ -148,9 +152,16 @@ class ModelRunner:
 
         `segments` cut the rows into runs, each with the number of slots that it needs to read.
         """
+        if self._recorded is not None and self._lean is not None:
+            return self._recorded(tokens, positions, cache, max(extent for _, _, extent in segments))
         with self._sampling():
             hidden = self._hidden(tokens[:, None], positions[:, None], cache, segments)
             return self._logits(hidden[:, 0].contiguous())
+
+    def _step(self, tokens: Tensor, positions: Tensor, cache: KVCache, slots: int) -> Tensor:
+        """`decode` of rows that all read the same number of slots, as it is recorded."""
+        hidden = self._hidden(tokens[:, None], positions[:, None], cache, [(0, len(tokens), slots)])
+        return self._logits(hidden[:, 0].contiguous())
 
     def _hidden(
         self,

@@ -2,7 +2,8 @@
 
 Compiled are the learner's forward and backward passes, layer by layer, so that one graph serves all layers and any
 number of tokens. Attention stays outside: what is packed changes its plan with every batch. Sampling stays outside too:
-the built-in decoder has its own forward pass for it, and to others every longer cache would be a new shape.
+the built-in decoder has its own forward pass for it, which on a GPU is recorded instead (`recorded`), and to others
+every longer cache would be a new shape.
 """
 
 from __future__ import annotations

@@ -212,6 +212,16 @@ def test_memory_that_runs_out_is_no_fault_of_recording(
             feed(runner, texts, cache, back)
 
 
+def test_a_model_that_has_diverged_is_not_called_a_bad_recording(operators: Operators) -> None:
+    diverged = load("tiny", seed=2)
+    runner, texts, cache = runner_and_rows(diverged)
+    with torch.no_grad():
+        diverged.model.lm_head.weight.fill_(torch.nan)
+    for back in range(OFTEN + 3, 0, -1):
+        assert feed(runner, texts, cache, back).isnan().all()
+    assert operators.recordings == 1
+
+
 class Graph:
     """The calls that a CUDA graph gets, in their order."""
 

@@ -1,7 +1,8 @@
 """The command line: `novarl COMMAND [CONFIG] [key=value ...]`.
 
 Nothing heavy is imported until a command needs it: `--help` loads neither pydantic nor torch, `explain` no torch.
-Exit codes: 0 done; 2 the user's mistake, in one line on stderr; 1 ours, with a traceback; 130 stopped by Ctrl-C.
+Exit codes: 0 done; 2 the user's mistake, in one line on stderr (several keys that cannot be: a line for each); 1 ours,
+with a traceback; 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except NovaError as error:
-        print(f"novarl: {error}", file=sys.stderr)
+        for mistake in error.each:
+            print(f"novarl: {mistake}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         print(f"novarl: {str(stop) or 'stopped'}", file=sys.stderr)

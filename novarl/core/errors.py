@@ -1,6 +1,8 @@
-"""The one error that users see."""
+"""The one error that users see, alone or several at once."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class NovaError(Exception):
@@ -14,9 +16,25 @@ class NovaError(Exception):
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
         self.what, self.where, self.fix = what, where, fix
+        self.each: tuple[NovaError, ...] = (self,)
         super().__init__(what)
 
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
         fix = f" ({self.fix})" if self.fix else ""
         return " ".join(f"{where}{self.what}{fix}".split())
+
+
+class NovaErrors(NovaError):
+    """Several mistakes at once, `each` of which the command line prints as a line of its own.
+
+    >>> str(NovaErrors([NovaError("unknown key", where="a.yaml:1 x"), NovaError("unknown key", where="a.yaml:2 y")]))
+    'a.yaml:1 x: unknown key; a.yaml:2 y: unknown key'
+    """
+
+    def __init__(self, each: Sequence[NovaError]) -> None:
+        super().__init__(each[0].what, where=each[0].where, fix=each[0].fix)
+        self.each = tuple(each)
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.each))

@@ -97,6 +97,12 @@ def _flatten(
     """Every value of nested mappings by its dotted path. A mapping that is a key's value replaces an earlier one."""
     for name, value in mapping.items():
         path = f"{prefix}{name}"
+        if value is None and ":" in name:
+            line = f":{lines[path]}" if lines and path in lines else ""
+            fix = f"write {name.replace(':', ': ', 1):.60}"
+            raise NovaError(
+                f"{name[:60]!r} is a key without a value", where=f"{source}{line} {prefix[:-1]}".rstrip(), fix=fix
+            )
         if not isinstance(value, dict) or not value:
             yield Entry(path, value, path, source, (lines or {}).get(path))
             continue
@@ -147,6 +153,10 @@ def _explain(error: ErrorDetails, found: Mapping[str, Entry], tree: type[Config]
     path = ".".join(parts)
     entry = next((found[key] for size in range(len(parts), 0, -1) if (key := ".".join(parts[:size])) in found), None)
     what, fix = _phrase(error, path)
+    if error["type"] == "literal_error" and entry is not None and keys(tree)[entry.path].values.endswith("or list"):
+        what = f"must be {keys(tree)[entry.path].values}, got {_short(entry.value)}"
+        example = entry.value if isinstance(entry.value, str) and "," in entry.value else "q_proj,v_proj"
+        fix = f"a list is written in brackets: {entry.given}=[{example:.60}]"
     counted = error["type"] in ("missing", "too_short", "too_long") and isinstance(error["input"], list | tuple)
     if counted and entry is not None:
         usual = keys(tree)[entry.path].default
@@ -163,7 +173,8 @@ def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
     if kind == "tuple_type":
         return f"must be a list, got {got}", "write it in brackets: [a, b]"
     if kind in ("dict_type", "model_type"):
-        return f"must be keys with values, got {got}", "write name: value"
+        several = "write reward=file.py:name, or reward.a.source=a.py:x reward.b.source=b.py:y reward.b.weight=0.5"
+        return f"must be keys with values, got {got}", several if path == "reward" else "write name: value"
     if kind == "too_short":
         return "must not be empty", "leave it out"
     if kind == "extra_forbidden":
@@ -171,7 +182,7 @@ def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(", | or ", context["expected"])]
         near = nearest(str(value), choices)
-        return f"must be {context['expected']}, got {got}", f"did you mean {near}?" if near else f"write {choices[0]}"
+        return f"must be {context['expected']}, got {got}", f"did you mean {near}?" if near else "write one of these"
     if kind in ("int_type", "int_from_float"):
         return f"must be a whole number, got {got}", "write digits only"
     if kind == "float_type":

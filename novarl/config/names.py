@@ -1,4 +1,4 @@
-"""From the names that the user gave to our own: aliases resolved, unknown names refused with the nearest known one."""
+"""From the names that the user gave to our own: aliases resolved, unknown names refused with what is known of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from novarl.config.aliases import ALIASES, DIRECTIONS, FIXED, KL_PLACES, LATER, OBJECTIVE_NAMES, VALUES, Alias, Fixed
+from novarl.config.aliases import (
+    ALIASES,
+    DIRECTIONS,
+    FIXED,
+    HINTS,
+    KL_PLACES,
+    LATER,
+    OBJECTIVE_NAMES,
+    VALUES,
+)
+from novarl.config.base import Config
+from novarl.config.foreign import Alias, Fixed, Hint
 from novarl.config.keys import is_key, keys, nearest, sections
-from novarl.config.parts import Node
-from novarl.core.errors import NovaError
+from novarl.config.parts import rewards_by_name
+from novarl.config.tree import TREES
+from novarl.core.errors import NovaError, NovaErrors
 
 _OBJECTIVES, _WEIGHTS = "multi_objective.objectives", "multi_objective.objective_weights"
 
@@ -33,32 +45,48 @@ class Entry:
 
 
 @cache
-def active(tree: type[Node]) -> dict[str, Alias]:
+def active(tree: type[Config]) -> dict[str, Alias]:
     """The aliases of one kind of run, by their old name."""
     mine = keys(tree)
-    return {a.old: a for a in ALIASES if a.old not in mine and all(is_key(new, tree) for new in a.new)}
+    meant = [a for a in ALIASES if not a.commands or tree.kind in a.commands]
+    return {a.old: a for a in meant if a.old not in mine and all(is_key(new, tree) for new in a.new)}
 
 
 @cache
-def fixed(tree: type[Node]) -> dict[str, Fixed]:
-    """The rows of FIXED of one kind of run: they speak of training by samples."""
-    return {row.old: row for row in FIXED} if "algo" in keys(tree) else {}
+def fixed(tree: type[Config]) -> dict[str, Fixed]:
+    """The rows of FIXED of one kind of run."""
+    return {row.old: row for row in FIXED if tree.kind in row.commands}
 
 
-def canonical(entries: list[Entry], tree: type[Node]) -> dict[str, Entry]:
-    """The entries under our own names; of two for one key the later source wins, within one source it is an error."""
+@cache
+def hints(tree: type[Config]) -> dict[str, Hint]:
+    """The rows of HINTS of one kind of run."""
+    return {row.old: row for row in HINTS if tree.kind in row.commands}
+
+
+def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
+    """The entries under our own names; of two for one key the later source wins, within one source it is an error.
+    What cannot be is said of every entry at once."""
     found: dict[str, Entry] = {}
     implied: dict[str, Entry] = {}
+    refused: list[NovaError] = []
     for entry in join(entries, tree):
-        for path, value in translate(entry, tree).items():
+        try:
+            translated = translate(entry, tree)
+        except NovaError as error:
+            refused.append(error)
+            continue
+        for path, value in translated.items():
             _add(found, replace(entry, path=path, value=value))
         alias = active(tree).get(entry.given)
-        for path, value in (alias.implies if alias and entry.value != 0 else {}).items():
+        for path, value in (alias.implied(entry.value) if alias else {}).items():
             implied[path] = replace(entry, path=path, value=value)
+    if refused:
+        raise refused[0] if len(refused) == 1 else NovaErrors(refused)
     return {**{path: entry for path, entry in implied.items() if path not in found}, **found}
 
 
-def translate(entry: Entry, tree: type[Node]) -> dict[str, Any]:
+def translate(entry: Entry, tree: type[Config]) -> dict[str, Any]:
     """What an entry sets, under our own names. NovaError for a name that nobody knows."""
     name, value = entry.path, entry.value
     if name in sections(tree):
@@ -73,14 +101,16 @@ def translate(entry: Entry, tree: type[Node]) -> dict[str, Any]:
         alias = active(tree).get(name)
         if alias is None:
             raise _unknown(entry, tree)
-        value = alias.convert(value) if alias.convert else value
+        value = _partner(entry, alias)
         return {new: _value(new, value) for new in alias.new}
     return {name: _value(name, value)}
 
 
-def join(entries: list[Entry], tree: type[Node]) -> list[Entry]:
-    """Resolve names that mean something only together: `epochs` and `steps_per_epoch`, RL2's two KL estimators, its
-    list of objectives and their weights."""
+def join(entries: list[Entry], tree: type[Config]) -> list[Entry]:
+    """Resolve names that mean something only together: TRL's reward functions and their weights, `epochs` and
+    `steps_per_epoch`, RL2's two KL estimators, its list of objectives and their weights."""
+    if "reward" in keys(tree):
+        entries = _join_rewards(entries)
     if "algo" not in keys(tree):
         return entries
     last = {entry.path: entry for entry in entries}
@@ -103,6 +133,40 @@ def join(entries: list[Entry], tree: type[Node]) -> list[Entry]:
             if e.path not in ("epochs", "steps_per_epoch") or e is per_epoch
         ]
     return _join_objectives(_join_kl(entries))
+
+
+def _join_rewards(entries: list[Entry]) -> list[Entry]:
+    """`reward_funcs: [a.py:x, b.py:y]` and `reward_weights: [1, 0.5]`, which have the same order, as rewards by name.
+    They stand where the later of the two does."""
+    last = {entry.path: entry for entry in entries}
+    listed, weights = last.get("reward_funcs"), last.get("reward_weights")
+    if weights is None and (listed is None or not isinstance(listed.value, list)):
+        return entries
+    if listed is None:
+        fix = "write reward.NAME.weight=0.5"
+        raise NovaError("it goes with reward_funcs, and there is none", where=last["reward_weights"].place, fix=fix)
+    sources = listed.value if isinstance(listed.value, list) else [listed.value]
+    named = [name for source in sources if isinstance(source, str) for name in rewards_by_name(source)]
+    if not sources or len(set(named)) < len(sources):
+        raise NovaError(
+            f"must be functions of different names, got {listed.value!r:.60}",
+            where=listed.place,
+            fix="write reward.a.source=a.py:x reward.b.source=b.py:y reward.b.weight=0.5",
+        )
+    joined = [replace(listed, path="reward", value={})]
+    joined += [
+        replace(listed, path=f"reward.{name}.source", value=source) for name, source in zip(named, sources, strict=True)
+    ]
+    if weights is not None:
+        if not isinstance(weights.value, list) or len(weights.value) != len(named):
+            what = f"must be a list with a weight for each of reward_funcs, got {weights.value!r:.60}"
+            raise NovaError(what, where=weights.place, fix=f"write {[1.0] * len(named)}, or others")
+        weighed = zip(named, weights.value, strict=True)
+        joined += [replace(weights, path=f"reward.{name}.weight", value=weight) for name, weight in weighed]
+    end = max(at for at, entry in enumerate(entries) if entry is listed or entry is weights)
+    pair = ("reward_funcs", "reward_weights")
+    before, after = ([e for e in part if e.path not in pair] for part in (entries[:end], entries[end:]))
+    return [*before, *joined, *after]
 
 
 def _join_kl(entries: list[Entry]) -> list[Entry]:
@@ -189,6 +253,18 @@ def _value(path: str, value: Any) -> Any:
     return VALUES.get(path, {}).get(value, value)
 
 
+def _partner(entry: Entry, alias: Alias) -> Any:
+    """What an alias's value is here."""
+    if alias.convert:
+        return alias.convert(entry.value)
+    if not alias.values:
+        return entry.value
+    for old, new in alias.values.items():
+        if type(old) is type(entry.value) and old == entry.value:
+            return new
+    raise NovaError(f"{entry.value!r:.60} has no partner here", where=entry.place, fix=alias.otherwise)
+
+
 def _accept(entry: Entry, row: Fixed) -> dict[str, Any]:
     if isinstance(entry.value, bool) == isinstance(row.values[0], bool) and entry.value in row.values:
         return {}
@@ -196,8 +272,10 @@ def _accept(entry: Entry, row: Fixed) -> dict[str, Any]:
     raise NovaError(f"cannot be {entry.value!r:.60}: {row.reason}", where=entry.place, fix=fix)
 
 
-def _unknown(entry: Entry, tree: type[Node]) -> NovaError:
+def _unknown(entry: Entry, tree: type[Config]) -> NovaError:
     name = entry.path
+    if name in hints(tree):
+        return NovaError(hints(tree)[name].what, where=entry.place, fix=hints(tree)[name].fix)
     for prefix, feature in LATER.items():
         if name == prefix or name.startswith(f"{prefix}."):
             return NovaError(f"this arrives with {feature}", where=entry.place, fix="leave it out")
@@ -206,6 +284,9 @@ def _unknown(entry: Entry, tree: type[Node]) -> NovaError:
         return NovaError(
             f"{around} is one value and has no keys of its own", where=entry.place, fix=f"write {around}: value"
         )
+    if elsewhere := [kind for kind, other in TREES.items() if name in keys(other) or name in active(other)]:
+        fix = f"it is for novarl {', '.join(elsewhere)}: leave it out"
+        return NovaError("unknown key", where=entry.place, fix=fix)
     near = nearest(name, [*keys(tree), *sections(tree)]) or nearest(name, [*active(tree), *fixed(tree)])
     fix = f"did you mean {near}?" if near else "docs/names.md lists every key"
     return NovaError("unknown key", where=entry.place, fix=fix)

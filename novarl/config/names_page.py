@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from novarl.config.aliases import ALIASES, FIXED, KL_PLACES, LATER, VALUES
+from novarl.config.aliases import ALIASES, FIXED, HINTS, KL_PLACES, LATER, VALUES
 from novarl.config.base import Config
 from novarl.config.files import dump
+from novarl.config.foreign import Alias
 from novarl.config.keys import Key, keys, sections
+from novarl.config.names import active
 from novarl.config.tree import TREES
 
 INTRO = """\
@@ -31,17 +33,21 @@ a number; `no`, `on` and `2024-01-01` are text. A file may name the command it i
 """
 
 JOINT = (
-    ("epochs, steps_per_epoch", "steps", "kit", "their product; for `rl`"),
-    ("adaptive_kl=true", "adaptive_kl.enabled=true", "NovaRL", "so with every section that has `enabled`"),
+    ("epochs, steps_per_epoch", "steps", "rl", "kit", "their product"),
+    ("reward_funcs=[a.py:x, b.py:y]", "reward.x.source, reward.y.source", "rl, eval", "TRL", "a function, or several"),
+    ("reward_weights=[1, 0.5]", "reward.x.weight, reward.y.weight", "rl, eval", "TRL", "in the order of reward_funcs"),
+    ("adaptive_kl=true", "adaptive_kl.enabled=true", "rl", "NovaRL", "so with every section that has `enabled`"),
     (
         "multi_objective.objectives=[reward, kl_penalty, entropy]",
         "multi_objective.objectives",
+        "rl",
         "RL2",
         "each with the direction that everybody means: `max`, `min` (here it is `kl`), `max`; no other name has one",
     ),
     (
         "multi_objective.objective_weights",
         "multi_objective.objectives.NAME.weight",
+        "rl",
         "RL2",
         "a negative weight of `kl_penalty` says `min` once more, and is positive here",
     ),
@@ -49,6 +55,7 @@ JOINT = (
         (
             f"{part}kl.{old}",
             f"kl.estimator, kl.type={place}",
+            "rl",
             "RL2",
             f"of the two, the one that `kl.type` names; alone it sets `kl.type={place}`",
         )
@@ -66,15 +73,15 @@ def page() -> str:
             f"## `novarl {kind}`\n",
             _table(("key", "default", "takes", "meaning"), map(_row, keys(tree).values())),
         ]
-    aliases = ((_code(a.old), ", ".join(map(_code, a.new)), a.source, a.note) for a in ALIASES)
+    aliases = ((_code(a.old), ", ".join(map(_code, a.new)), _commands(a), a.source, _note(a)) for a in ALIASES)
     joint = (
-        (", ".join(map(_code, re.split(r", (?![^\[]*\])", old))), _code(new), source, note)
-        for old, new, source, note in JOINT
+        (", ".join(map(_code, re.split(r", (?![^\[]*\])", old))), _code(new), kinds, source, note)
+        for old, new, kinds, source, note in JOINT
     )
     parts += [
         "## Other names of our keys\n",
         "A name is understood by the commands that have the key it leads to; a key of ours keeps its meaning.\n",
-        _table(("name", "here", "from", "note"), [*aliases, *joint]),
+        _table(("name", "here", "for", "from", "note"), [*aliases, *joint]),
         "## Other names of values\n",
         _table(
             ("key", "value", "here"),
@@ -83,8 +90,14 @@ def page() -> str:
         "## Accepted at one value only\n",
         "They say what NovaRL does anyway; any other value is refused.\n",
         _table(
-            ("name", "value", "from", "why"),
-            ((_code(f.old), _code(_text(f.values[0])), f.source, f.reason) for f in FIXED),
+            ("name", "value", "for", "from", "why"),
+            ((_code(f.old), _code(_text(f.values[0])), ", ".join(f.commands), f.source, f.reason) for f in FIXED),
+        ),
+        "## Refused, with what to do instead\n",
+        "They have no partner here, or mean something else there.\n",
+        _table(
+            ("name", "for", "from", "why", "instead"),
+            ((_code(h.old), ", ".join(h.commands), h.source, h.what, h.fix) for h in HINTS),
         ),
         "## Not here yet\n",
         _table(
@@ -115,6 +128,15 @@ def key_lines(tree: type[Config]) -> str:
 def _row(key: Key) -> tuple[str, str, str, str]:
     default = "required" if key.required else _code(_text(key.default))
     return _code(key.path), default, key.values, key.meaning
+
+
+def _commands(alias: Alias) -> str:
+    return ", ".join(kind for kind, tree in TREES.items() if active(tree).get(alias.old) is alias)
+
+
+def _note(alias: Alias) -> str:
+    values = ", ".join(f"{_code(_text(old))} is {_code(_text(new))}" for old, new in alias.values.items())
+    return "; ".join(filter(None, (values, alias.note)))
 
 
 def _text(value: Any) -> str:

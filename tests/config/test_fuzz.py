@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from novarl.config.aliases import ALIASES, FIXED, LATER
+from novarl.config.aliases import ALIASES, FIXED, HINTS, LATER
 from novarl.config.base import Config
 from novarl.config.keys import keys, sections
 from novarl.config.load import load, to_yaml
@@ -22,6 +22,7 @@ VALUES: list[Any] = [
     *([], [1], ["a", ["b"]], [[[]]], {}, {"a": 1}, {"a": {"b": {"c": None}}}, {"source": "x", "weight": "y"}, {"": {}}),
 ]
 NAMES = [alias.old for alias in ALIASES] + [row.old for row in FIXED] + list(LATER)
+NAMES += [row.old for row in HINTS] + ["reward_weights"]
 NAMES += ["kind", "x", "", ".", "a..b", "optim.", "ключ"]
 
 

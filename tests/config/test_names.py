@@ -52,21 +52,24 @@ def changed(tmp_path: Path) -> Callable[..., Config]:
     return load_changed
 
 
-CASES = [(tree, alias) for tree in TREES.values() for alias in ALIASES if alias.old in active(tree)]
+CASES = [(tree, alias) for tree in TREES.values() for alias in ALIASES if active(tree).get(alias.old) is alias]
 
 
 @pytest.mark.parametrize(("tree", "alias"), CASES, ids=lambda case: getattr(case, "old", None) or case.kind)
 def test_an_alias_sets_the_keys_it_stands_for(tree: type[Config], alias: Alias, changed: Callable[..., Config]) -> None:
-    value = alias.convert(alias.example) if alias.convert else alias.example
+    value = alias.values[alias.example] if alias.values else alias.example
+    value = alias.convert(value) if alias.convert else value
     by_alias = changed(tree, {alias.old: alias.example})
-    assert by_alias == changed(tree, dict.fromkeys(alias.new, value) | dict(alias.implies))
+    assert by_alias == changed(tree, dict.fromkeys(alias.new, value) | alias.implied(alias.example))
     assert by_alias != changed(tree, {"task_options": {}} if "task_options" in alias.new[0] else {}), "an idle example"
 
 
 def test_every_alias_leads_somewhere_in_some_tree() -> None:
-    used = {alias.old for _, alias in CASES}
-    assert {alias.old for alias in ALIASES} == used
-    assert len({alias.old for alias in ALIASES}) == len(ALIASES)
+    used = [alias for _, alias in CASES]
+    assert [alias.old for alias in ALIASES if alias not in used] == []
+    for kind, tree in TREES.items():
+        meant = [alias.old for alias in ALIASES if kind in (alias.commands or TREES) and is_key(alias.new[0], tree)]
+        assert len(set(meant)) == len(meant), "one name, two meanings"
 
 
 def test_every_promised_name_is_known() -> None:
@@ -87,14 +90,13 @@ def test_another_name_of_a_value(key: str, old: str, new: Any) -> None:
 
 @pytest.mark.parametrize("row", FIXED, ids=lambda row: row.old)
 def test_a_fixed_name_changes_nothing_and_takes_nothing_else(row: Fixed) -> None:
-    plain = load(RLConfig, overrides=["task=sort"])
-    for value in row.values:
-        assert load(RLConfig, preset={"task": "sort", row.old: value}) == plain
-    other = {bool: True, str: "tie"}.get(type(row.values[0]), 0.5)
-    with pytest.raises(NovaError, match=r"cannot be"):
-        load(RLConfig, preset={"task": "sort", row.old: other})
-    with pytest.raises(NovaError, match=r"cannot be"):
-        load(RLConfig, preset={"task": "sort", row.old: not row.values[0]})
+    for tree in map(TREES.__getitem__, row.commands):
+        plain = load(tree, overrides=["task=sort"])
+        for value in row.values:
+            assert load(tree, preset={"task": "sort", row.old: value}) == plain
+        for other in (0.5, not row.values[0]):
+            with pytest.raises(NovaError, match=r"cannot be"):
+                load(tree, preset={"task": "sort", row.old: other})
 
 
 @pytest.mark.parametrize("name", LATER)

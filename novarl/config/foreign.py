@@ -1,0 +1,62 @@
+"""What can be said of a name of another library's: the kinds of rows in the tables of `aliases` and `trl`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TRAINING = ("rl", "sft", "dpo", "rm")
+ON_ROWS = ("sft", "dpo", "rm")
+SUPPORT = "training samples from the full distribution: under a cut one the learner would not know what it was"
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """`old` stands for every key of `new`; `implies` is set too, where nothing else says otherwise. Of the values, all
+    have a partner, or only those of `values`; `otherwise` says what to write for others. It is known to `commands`, or
+    to all that have the keys."""
+
+    old: str
+    new: tuple[str, ...]
+    source: str
+    example: Any
+    convert: Callable[[Any], Any] | None = None
+    implies: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    otherwise: str = ""
+    commands: tuple[str, ...] = ()
+
+    def implied(self, value: Any) -> dict[str, Any]:
+        """What goes with it at a value; off, at 0 or null, nothing does."""
+        if value in (0, None):
+            return {}
+        return {path: part(value) if callable(part) else part for path, part in self.implies.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """`old` is accepted by `commands` only at one of `values`, and then changes nothing."""
+
+    old: str
+    values: tuple[Any, ...]
+    source: str
+    reason: str
+    commands: tuple[str, ...] = ("rl",)
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """`old` is refused by `commands`: what is to know about it, and what to do instead."""
+
+    old: str
+    what: str
+    fix: str
+    source: str = "TRL"
+    commands: tuple[str, ...] = TRAINING
+
+
+def rows(source: str, example: Any, new: str, *olds: str) -> list[Alias]:
+    """Several names of one key, each with an example of its values."""
+    return [Alias(old, (new,), source, example) for old in olds]

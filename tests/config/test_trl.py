@@ -1,0 +1,228 @@
+"""TRL's names: what has a partner resolves, and what has none is answered by what to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from novarl.cli import _fill, main
+from novarl.config.aliases import ALIASES, HINTS
+from novarl.config.base import Config
+from novarl.config.describe import describe
+from novarl.config.foreign import Alias, Hint
+from novarl.config.keys import keys
+from novarl.config.load import load
+from novarl.config.names import active, hints
+from novarl.config.names_page import page
+from novarl.config.tree import TREES, DPOConfig, RLConfig, SFTConfig
+from novarl.core.errors import NovaError, NovaErrors
+
+GOES_WITH: dict[str, list[str]] = {
+    "critic": ["algo=ppo"],
+    "vine": ["algo=vineppo"],
+    "adv.gamma": ["algo=ppo"],
+    "adv.lam": ["algo=ppo"],
+    "adv.ema_beta": ["adv.estimator=ema"],
+    "kl.coef": ["kl.type=loss"],
+    "kl.type": ["kl.coef=0.1"],
+    "constraint_optimization": ["constraint_optimization.kl_constraint=0.5"],
+    "adaptive_kl": ["kl.type=loss", "kl.coef=0.5"],
+    "rollout.max_turns": ["rollout.env_path=env.py"],
+    "task_options": ["task=lexical"],
+    "prompt_key": ["data=rows.jsonl", "reward=length"],
+    "messages_key": ["data=rows.jsonl", "reward=length"],
+    "completion_key": ["data=rows.jsonl"],
+    "text_key": ["data=rows.jsonl"],
+    "data": ["reward=length"],
+    "eval.data": ["data=rows.jsonl", "reward=length"],
+    "resume": ["run_dir=runs/x"],
+    "multi_objective.method": ["multi_objective.enabled=true", "multi_objective.objectives=[reward, entropy]"],
+}
+"""What a key needs beside it, by its path or its section."""
+HOLDS = [(tree, alias) for tree in TREES.values() for alias in ALIASES if active(tree).get(alias.old) is alias]
+HINTED = [(TREES[kind], row) for row in HINTS for kind in row.commands]
+
+
+def said(tree: type[Config], *words: str) -> str:
+    with pytest.raises(NovaError) as caught:
+        load(tree, overrides=["task=sort", *words])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("tree", "alias"), HOLDS, ids=lambda case: getattr(case, "old", None) or case.kind)
+def test_the_example_of_an_alias_resolves(tree: type[Config], alias: Alias) -> None:
+    beside = [
+        word
+        for key, words in GOES_WITH.items()
+        if alias.new[0] == key or alias.new[0].startswith(f"{key}.")
+        for word in words
+    ]
+    beside = [word for word in beside if word.partition("=")[0] in {*keys(tree), "multi_objective.objectives"}]
+    preset: dict[str, Any] = {"model": "tiny"} if alias.new[0] != "model" else {}
+    of_data = alias.new[0] == "data" or any(word.startswith(("data=", "task=")) for word in beside)
+    if "task" in keys(tree) and not of_data:
+        preset["task"] = "sort"
+    config = load(tree, overrides=beside, preset={**preset, alias.old: alias.example})
+    assert describe(_fill(config))
+
+
+@pytest.mark.parametrize(("tree", "row"), HINTED, ids=lambda case: getattr(case, "old", None) or case.kind)
+def test_a_hint_says_what_to_do_instead(tree: type[Config], row: Hint) -> None:
+    assert row.old not in {*keys(tree), *active(tree)}, "it is known"
+    assert said(tree, f"{row.old}=1") == f"command line {row.old}: {row.what} ({row.fix})"
+    assert f"| `{row.old}` | {', '.join(row.commands)} | TRL | {row.what} | {row.fix} |" in page()
+
+
+def test_a_name_has_one_hint_for_a_command() -> None:
+    assert sum(len(hints(tree)) for tree in TREES.values()) == len(HINTED)
+
+
+MISLEADING = [
+    ("gradient_accumulation_steps=2", "micro-batches follow micro.max_tokens", "steps?"),
+    ("logging_steps=5", "every step is logged", "steps?"),
+    ("per_device_train_batch_size=8", "prompts_per_rollout", "batch_size?"),
+    ("sync_ref_model=true", "kl.reference=ema", "model?"),
+    ("num_train_epochs=3", "write steps", "names.md"),
+    ("warmup_ratio=0.1", "write optim.warmup_steps", "warmup_frac"),
+    ("importance_sampling_level=sequence", "algo=gspo", "names.md"),
+    ("top_p=0.9", "cannot be 0.9", "eval.top_p"),
+    ("use_vllm=true", "an engine of its own", "names.md"),
+    ("fp16=true", "dtype=bfloat16", "names.md"),
+    ("report_to=wandb", "write none or tensorboard", "names.md"),
+    ("loss_type=dr_grpo", "write algo=dr_grpo, the default", "names.md"),
+    ("scale_rewards=batch", "algo=reinforce_pp", "names.md"),
+    ("mask_truncated_completions=true", "learnt from as it stands", "names.md"),
+]
+
+
+@pytest.mark.parametrize(("word", "answer", "never"), MISLEADING, ids=lambda case: case)
+def test_a_name_of_another_meaning_is_never_proposed(word: str, answer: str, never: str) -> None:
+    assert answer in said(RLConfig, word) and never not in said(RLConfig, word)
+
+
+@pytest.mark.parametrize(
+    ("tree", "words", "expected"),
+    [
+        (RLConfig, ["beta=0.04"], {"kl.coef": 0.04, "kl.type": "loss"}),
+        (RLConfig, ["beta=0.04", "kl.type=reward"], {"kl.coef": 0.04, "kl.type": "reward"}),
+        (RLConfig, ["beta=0"], {"kl.coef": 0, "kl.type": None}),
+        (RLConfig, ["algo=grpo", "beta=null"], {"kl.coef": 0.04, "kl.type": "loss"}),
+        (DPOConfig, ["beta=0.3", "loss_type=ipo"], {"beta": 0.3, "loss": "ipo"}),
+        (RLConfig, ["max_prompt_length=100"], {"max_length": 100, "on_long": "truncate"}),
+        (RLConfig, ["max_prompt_length=100", "on_long=refuse"], {"max_length": 100, "on_long": "refuse"}),
+        (RLConfig, ["num_iterations=3"], {"epochs_per_rollout": 3, "updates_per_rollout": 3}),
+        (RLConfig, ["num_iterations=2", "updates_per_rollout=4"], {"epochs_per_rollout": 2, "updates_per_rollout": 4}),
+        (RLConfig, ["epsilon=0.1"], {"clip.low": 0.1, "clip.high": 0.1}),
+        (RLConfig, ["epsilon=0.1", "epsilon_high=0.3"], {"clip.low": 0.1, "clip.high": 0.3}),
+        (RLConfig, ["loss_type=grpo"], {"loss.agg": "sequence"}),
+        (RLConfig, ["loss_type=bnpo"], {"loss.agg": "token"}),
+        (RLConfig, ["scale_rewards=group"], {"adv.norm_std": True}),
+        (RLConfig, ["scale_rewards=none", "algo=grpo"], {"adv.norm_std": False}),
+        (RLConfig, ["bf16=true", "fp16=false"], {"dtype": "bfloat16"}),
+        (SFTConfig, ["bf16=false"], {"dtype": "float32"}),
+        (SFTConfig, ["report_to=tensorboard", "save_total_limit=5"], {"log.tensorboard": True, "keep": 5}),
+        (SFTConfig, ["resume_from_checkpoint=true", "run_dir=x"], {"resume": "auto"}),
+        (SFTConfig, ["resume_from_checkpoint=false"], {"resume": None}),
+        (SFTConfig, ["resume_from_checkpoint=runs/x/checkpoints/step-1"], {"resume": "runs/x/checkpoints/step-1"}),
+        (SFTConfig, ["attn_implementation=eager"], {"attn": "eager"}),
+        (SFTConfig, ["lr_scheduler_type=constant_with_warmup"], {"optim.schedule": "constant"}),
+    ],
+)
+def test_what_a_name_comes_to(tree: type[Config], words: list[str], expected: dict[str, Any]) -> None:
+    config = _fill(load(tree, overrides=["task=sort", *words]))
+    for path, value in expected.items():
+        found: Any = config
+        for part in path.split("."):
+            found = getattr(found, part)
+        assert found == value, path
+
+
+def test_two_names_of_one_key_are_a_conflict() -> None:
+    assert "two names of dtype and disagree" in said(RLConfig, "bf16=true", "dtype=float32")
+    assert "two names of kl.coef and disagree" in said(RLConfig, "beta=0.1", "kl.coef=0.2")
+
+
+def test_a_value_without_a_partner_is_not_mistaken_for_one() -> None:
+    for tree, alias in HOLDS:
+        if alias.values:
+            with pytest.raises(NovaError, match="has no partner here"):
+                load(tree, preset={"task": "sort", "model": "tiny", alias.old: 1})
+    assert "write one of these" in said(RLConfig, "lr_scheduler_type=cosine_with_restarts")
+
+
+def test_how_a_list_is_written() -> None:
+    assert said(SFTConfig, "lora_target_modules=q_proj,v_proj").endswith(
+        "must be all-linear or list, got 'q_proj,v_proj' "
+        "(a list is written in brackets: lora_target_modules=[q_proj,v_proj])"
+    )
+    assert "lora.target=[q_proj,v_proj]" in said(SFTConfig, "lora.target=3")
+
+
+def weights_of(*words: str, file: Path | None = None) -> dict[str, tuple[str, float]]:
+    reward = load(RLConfig, file, ["task=sort", *words]).reward
+    return {name: (spec.source, spec.weight) for name, spec in (reward or {}).items()}
+
+
+def test_several_reward_functions_and_their_weights(tmp_path: Path) -> None:
+    both = {"x": ("a.py:x", 1.0), "y": ("b.py:y", 1.0)}
+    weighed = {"x": ("a.py:x", 1.0), "y": ("b.py:y", 0.5)}
+    assert weights_of("reward_funcs=[a.py:x,b.py:y]") == both
+    assert weights_of("reward_funcs=[a.py:x,b.py:y]", "reward_weights=[1, 0.5]") == weighed
+    assert weights_of("reward_weights=[1, 0.5]", "reward_funcs=[a.py:x,b.py:y]") == weighed
+    assert weights_of("reward_funcs=a.py:x", "reward_weights=[2]") == {"x": ("a.py:x", 2.0)}
+    file = tmp_path / "c.yaml"
+    file.write_text("reward_weights: [1, 0.5]\nreward_funcs: [a.py:x, 'b.py:y']\n")
+    assert weights_of(file=file) == weighed
+    assert weights_of("reward.x.weight=3", file=file)["x"] == ("a.py:x", 3.0)
+    assert weights_of("reward_weights=[1, 1]", file=file) == both
+    assert weights_of("reward=length", file=file) == {"length": ("length", 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["reward_weights=[1]"], "it goes with reward_funcs"),
+        (["reward_funcs=[a.py:x]", "reward_weights=[1, 2]"], "a weight for each"),
+        (["reward_funcs=[a.py:x]", "reward_weights=1"], "a weight for each"),
+        (["reward_funcs=[a.py:x, b.py:x]"], "functions of different names"),
+        (["reward_funcs=[1]"], "functions of different names"),
+        (["reward_funcs=[]"], "functions of different names"),
+        (["reward=[a.py:x,b.py:y]"], "reward.a.source=a.py:x reward.b.source=b.py:y reward.b.weight=0.5"),
+        (["reward={a:{source:rew.py:one,weight:1}}"], "reward.a: 'source:rew.py:one' is a key without a value"),
+        (["reward={a:{source:rew.py:one,weight:1}}"], "(write source: rew.py:one)"),
+    ],
+)
+def test_rewards_that_cannot_be_read(words: list[str], what: str) -> None:
+    assert what in said(RLConfig, *words)
+
+
+def test_a_colon_without_a_space_is_shown_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("task: sort\nreward: {a: {source:length}}\n")
+    with pytest.raises(NovaError) as caught:
+        load(RLConfig, file)
+    assert str(caught.value).startswith(f"{file}:2 reward.a: 'source:length' is a key without a value")
+
+
+def test_all_that_cannot_be_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trl.yaml"
+    file.write_text("task: sort\nfp16: true\nlogging_steps: 5\nlearning_rate: 1e-5\noptim:\n  lrr: 1\n")
+    with pytest.raises(NovaErrors) as caught:
+        load(RLConfig, file, ["stepz=3", "epsilom=1"])
+    assert str(caught.value) == "; ".join(map(str, caught.value.each)) and len(caught.value.each) == 5
+    assert main(["explain", "rl", str(file), "stepz=3"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix(f"novarl: {file}:").partition(":")[0] for line in told[:3]] == [
+        "2 fp16",
+        "3 logging_steps",
+        "6 optim.lrr",
+    ]
+    assert told[3:] == ["novarl: command line stepz: unknown key (did you mean steps?)"]
+
+
+def test_a_name_of_another_command_says_whose_it_is() -> None:
+    assert said(SFTConfig, "beta=0.1").endswith("unknown key (it is for novarl rl, dpo, rm: leave it out)")
+    assert said(SFTConfig, "num_generations=4").endswith("(it is for novarl rl: leave it out)")
+    assert "| `num_train_epochs` | `epochs` | sft, dpo, rm | TRL |" in page()

@@ -164,7 +164,7 @@ CONFIG = {
         "rl ON_TASK task_options.difficulty=50", "task_options.difficulty: is 50, not"
     ),
     "a number that is no choice": Case(
-        "rl ON_TASK rollout.staleness=2", "rollout.staleness: must be 0 or 1, got 2 (write 0)"
+        "rl ON_TASK rollout.staleness=2", "rollout.staleness: must be 0 or 1, got 2 (write one of these)"
     ),
     "unknown algorithm": Case("rl ON_TASK algo=grop", "algo: unknown algorithm 'grop' (did you mean grpo?)"),
     "no such device": Case(f"rl ON_TASK device={ABSENT}", "no such device"),

@@ -164,6 +164,11 @@ def _join_rewards(entries: list[Entry]) -> list[Entry]:
         weighed = zip(named, weights.value, strict=True)
         joined += [replace(weights, path=f"reward.{name}.weight", value=weight) for name, weight in weighed]
     end = max(at for at, entry in enumerate(entries) if entry is listed or entry is weights)
+    for at, entry in enumerate(entries):
+        whole = entry.path == "reward" or (entry.path.startswith("reward.") and at < end)
+        if whole and entry.source == listed.source:
+            what = f"{entry.given} and reward_funcs both say what the rewards are"
+            raise NovaError(what, where=listed.place, fix="leave one of them out")
     pair = ("reward_funcs", "reward_weights")
     before, after = ([e for e in part if e.path not in pair] for part in (entries[:end], entries[end:]))
     return [*before, *joined, *after]

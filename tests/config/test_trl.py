@@ -108,7 +108,7 @@ def test_a_name_of_another_meaning_is_never_proposed(word: str, answer: str, nev
         (RLConfig, ["beta=0.04"], {"kl.coef": 0.04, "kl.type": "loss"}),
         (RLConfig, ["beta=0.04", "kl.type=reward"], {"kl.coef": 0.04, "kl.type": "reward"}),
         (RLConfig, ["beta=0"], {"kl.coef": 0, "kl.type": None}),
-        (RLConfig, ["algo=grpo", "beta=null"], {"kl.coef": 0.04, "kl.type": "loss"}),
+        (RLConfig, ["beta=null"], {"kl.coef": None, "kl.type": None}),
         (DPOConfig, ["beta=0.3", "loss_type=ipo"], {"beta": 0.3, "loss": "ipo"}),
         (RLConfig, ["max_prompt_length=100"], {"max_length": 100, "on_long": "truncate"}),
         (RLConfig, ["max_prompt_length=100", "on_long=refuse"], {"max_length": 100, "on_long": "refuse"}),
@@ -177,6 +177,8 @@ def test_several_reward_functions_and_their_weights(tmp_path: Path) -> None:
     assert weights_of(file=file) == weighed
     assert weights_of("reward.x.weight=3", file=file)["x"] == ("a.py:x", 3.0)
     assert weights_of("reward_weights=[1, 1]", file=file) == both
+    assert weights_of("reward.x.weight=3", "reward_weights=[1, 1]", file=file) == both, "later values win"
+    assert weights_of("reward_funcs=[a.py:x]", "reward.x.weight=3") == {"x": ("a.py:x", 3.0)}
     assert weights_of("reward=length", file=file) == {"length": ("length", 1.0)}
 
 
@@ -188,6 +190,8 @@ def test_several_reward_functions_and_their_weights(tmp_path: Path) -> None:
         (["reward_funcs=[a.py:x]", "reward_weights=1"], "a weight for each"),
         (["reward_funcs=[a.py:x, b.py:x]"], "functions of different names"),
         (["reward_funcs=[1]"], "functions of different names"),
+        (["reward.x.weight=3", "reward_funcs=[a.py:x]"], "both say what the rewards are"),
+        (["reward_funcs=[a.py:x]", "reward=length"], "both say what the rewards are"),
         (["reward_funcs=[]"], "functions of different names"),
         (["reward=[a.py:x,b.py:y]"], "reward.a.source=a.py:x reward.b.source=b.py:y reward.b.weight=0.5"),
         (["reward={a:{source:rew.py:one,weight:1}}"], "reward.a: 'source:rew.py:one' is a key without a value"),

@@ -153,9 +153,9 @@ def _explain(error: ErrorDetails, found: Mapping[str, Entry], tree: type[Config]
     path = ".".join(parts)
     entry = next((found[key] for size in range(len(parts), 0, -1) if (key := ".".join(parts[:size])) in found), None)
     what, fix = _phrase(error, path)
-    key = keys(tree).get(entry.path) if entry else None
-    if error["type"] == "literal_error" and entry is not None and key is not None and key.values.endswith("or list"):
-        what = f"must be {key.values}, got {_short(entry.value)}"
+    leaf = keys(tree).get(entry.path) if entry else None
+    if error["type"] == "literal_error" and entry is not None and leaf is not None and leaf.values.endswith("or list"):
+        what = f"must be {leaf.values}, got {_short(entry.value)}"
         example = entry.value if isinstance(entry.value, str) and "," in entry.value else "q_proj,v_proj"
         fix = f"a list is written in brackets: {entry.given}=[{example:.60}]"
     counted = error["type"] in ("missing", "too_short", "too_long") and isinstance(error["input"], list | tuple)

@@ -41,7 +41,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device)
     max_tokens = config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS)
     rows = rl_rows(config, task, policy, max_tokens=max_tokens)
-    rewards = build_rewards(config, task, rows.held_out)
+    rewards = build_rewards(config, task, rows.held_out, device=device)
     engine = local_engine(policy, max_batch=config.rollout.max_batch)
     sampling = Sampling(
         temperature=config.eval.temperature,

@@ -74,11 +74,12 @@ def far_sampler(config: RLConfig, source: str, threads: int) -> Apart:
     torch.set_num_threads(threads)
     keep_freed_memory()
     plan = resolve_rl(config)
-    policy = load(source, seed=config.seed, dtype=config.dtype, device=pick_device(config.device))
+    device = pick_device(config.device)
+    policy = load(source, seed=config.seed, dtype=config.dtype, device=device)
     switch_dropout_off(policy.model)
     adapt(config, policy, None)
     sampler = training_sampler(config, plan, policy)
-    return Apart(sampler, build_rewards(config, plan.task))
+    return Apart(sampler, build_rewards(config, plan.task, device=device))
 
 
 class FarSampler:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from novarl.config.tree import EvalConfig, RLConfig
 from novarl.core.types import Env, Prompt
 from novarl.envs.interact import load_interact
@@ -13,11 +15,13 @@ from novarl.rewards.registry import find_reward
 from novarl.tasks.registry import Task
 
 
-def build_rewards(config: RLConfig | EvalConfig, task: Task | None, *sets: Sequence[Prompt]) -> RewardSet:
+def build_rewards(
+    config: RLConfig | EvalConfig, task: Task | None, *sets: Sequence[Prompt], device: torch.device
+) -> RewardSet:
     """The rewards that the configuration names, else those of the environment's file, else the task's.
 
     `sets` are the prompts that will be answered, those of each data set apart: a reward that asks for a column which
-    one of them lacks is refused.
+    one of them lacks is refused. Reward models run on `device`.
     """
     limit = config.rollout.reward_timeout
     if config.reward is None and config.rollout.env_path is None:
@@ -30,7 +34,7 @@ def build_rewards(config: RLConfig | EvalConfig, task: Task | None, *sets: Seque
         sources, weights = {"reward": f"{config.rollout.env_path}:reward_fn"}, {"reward": 1.0}
     columns, workers = columns_of(*sets), config.rollout.reward_workers
     found = {
-        name: find_reward(source, time_limit=limit, workers=workers, columns=columns)
+        name: find_reward(source, time_limit=limit, workers=workers, columns=columns, device=str(device))
         for name, source in sources.items()
     }
     return RewardSet(found, weights, time_limit=limit)

@@ -135,7 +135,7 @@ def compose(
     rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
     if state is not None:
         rows.check_same(state["facts"], opened.rundir.path)
-    rewards = build_rewards(config, plan.task, rows.train, rows.held_out)
+    rewards = build_rewards(config, plan.task, rows.train, rows.held_out, device=device)
     sampler = training_sampler(config, plan, policy)
     at_eval = replace(
         sampler.sampling,

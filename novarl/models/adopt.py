@@ -57,12 +57,11 @@ def adopt(model: Any) -> Decoder | None:
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in theirs,
         rope_frequencies=tuple(rotary.inv_freq.float().tolist()),
     )
-    decoder = Decoder(config, seed=None)
-    mine = dict(decoder.named_parameters())
-    if _shapes(mine) != _shapes(theirs):
+    with torch.device("meta"):
+        decoder = Decoder(config, seed=None)
+    if _shapes(dict(decoder.named_parameters())) != _shapes(theirs):
         return None
-    for name, parameter in mine.items():
-        parameter.data = theirs[name].data
+    decoder.load_state_dict(dict(model.named_parameters(remove_duplicate=False)), assign=True)
     decoder.model.embed_tokens.padding_idx = model.model.embed_tokens.padding_idx
     decoder.origin = SimpleNamespace(config=given, generation_config=model.generation_config)
     return decoder

@@ -87,14 +87,13 @@ class ModelReward:
         return as_sequence((tokens[-self.policy.context :], mask[-self.policy.context :]))
 
 
-def load_model_reward(place: str, *, device: str | torch.device | None = None) -> ModelReward:
+def load_model_reward(place: str, *, device: str = "cpu") -> ModelReward:
     """The reward model in `place`: a run of novarl rm, one of its checkpoints, or the model folder itself.
 
     NovaError: nothing is there, it is no reward model, or it cannot be read.
     """
     folder = _folder(place)
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    policy = load(str(folder), device=device or accelerator or "cpu")
+    policy = load(str(folder), device=device)
     policy.model.requires_grad_(False)
     model = ValueModel(policy.model, load_head(folder, policy.model).requires_grad_(False))
     path = folder / SETTINGS

@@ -32,15 +32,17 @@ def find_reward(
     time_limit: float = user_file.TIME_LIMIT,
     workers: int | None = 1,
     columns: Collection[str] | None = None,
+    device: str = "cpu",
 ) -> Scorer:
     """The reward `source` names: a built-in one, or `file.py:name` (`user_file.load`, in so many `workers`, with the
-    data's `columns` where they are known), or a trained reward model, `model:FOLDER`. NovaError for anything else."""
+    data's `columns` where they are known), or a trained reward model, `model:FOLDER`, on `device`. NovaError for
+    anything else."""
     if source in REWARDS:
         return REWARDS[source]()
     if source.startswith("model:"):
         from novarl.rewards.model import load_model_reward  # only here, because it needs torch
 
-        return load_model_reward(source.removeprefix("model:"))
+        return load_model_reward(source.removeprefix("model:"), device=device)
     if ".py" in source:
         return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns)
     near = difflib.get_close_matches(source, REWARDS, n=1, cutoff=0.5)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from novarl.core.errors import NovaError
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from novarl.config.preference import DPOConfig, RMConfig
     from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
 
+C = TypeVar("C")
+
 
 def run_rl(config: RLConfig) -> dict[str, Any]:
     """Reinforcement learning; returns what summary.json holds. KeyboardInterrupt after Ctrl-C, once all is saved."""
     with _whole_imports():
         from novarl.build import rl
 
-    return _unless_stopped(rl.run_rl(config))
+    return _unless_stopped(_alone(rl.run_rl, config))
 
 
 def run_sft(config: SFTConfig) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def run_sft(config: SFTConfig) -> dict[str, Any]:
     with _whole_imports():
         from novarl.build import sft
 
-    return _unless_stopped(sft.run_sft(config))
+    return _unless_stopped(_alone(sft.run_sft, config))
 
 
 def run_dpo(config: DPOConfig) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def run_dpo(config: DPOConfig) -> dict[str, Any]:
     with _whole_imports():
         from novarl.build import dpo
 
-    return _unless_stopped(dpo.run_dpo(config))
+    return _unless_stopped(_alone(dpo.run_dpo, config))
 
 
 def run_rm(config: RMConfig) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def run_rm(config: RMConfig) -> dict[str, Any]:
     with _whole_imports():
         from novarl.build import rm
 
-    return _unless_stopped(rm.run_rm(config))
+    return _unless_stopped(_alone(rm.run_rm, config))
 
 
 def run_eval(config: EvalConfig) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     with _whole_imports():
         from novarl.build import evaluate
 
-    return evaluate.run_eval(config)
+    return _alone(evaluate.run_eval, config)
 
 
 def run_sample(config: SampleConfig) -> None:
@@ -72,6 +74,16 @@ def check() -> None:
         from novarl.build import selfcheck
 
     selfcheck.run_check()
+
+
+def _alone(run: Callable[[C], dict[str, Any]], config: C) -> dict[str, Any]:
+    """No other process writes to the directory of the run meanwhile."""
+    from novarl.core.rundir import let_go
+
+    try:
+        return run(config)
+    finally:
+        let_go()
 
 
 @contextmanager

@@ -121,6 +121,7 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
                 fix="put it back, or start a new run with model=<checkpoint>/model",
             )
         _check_kind(rundir, kind)
+        _claim(rundir, ranks)
         return Opened(rundir, checkpoint, _changed(config, rundir))
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     rundir = RunDir(Path(ranks.from_first(name)))
@@ -129,6 +130,7 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
         return Opened(rundir, None, [])
     rundir.refuse_strangers()
     _check_kind(rundir, kind)
+    _claim(rundir, ranks)
     found, troubles = Checkpoints(rundir.path / "checkpoints", keep=1).find() if ranks.rank == 0 else (None, [])
     found, troubles = ranks.from_first((found, troubles))
     if found is None and troubles:
@@ -138,9 +140,16 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
             fix="restore one, or start again in another run_dir",
         )
     if found is None:
-        return Opened(rundir, None, [])
+        what = "has saved nothing to go on from, and starts anew" if rundir.holds_a_run() else "is new: none was there"
+        return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"])
     earlier = [f"resuming from an earlier checkpoint: {trouble}" for trouble in troubles]
     return Opened(rundir, open_checkpoint(found.path), earlier + _changed(config, rundir))
+
+
+def _claim(rundir: RunDir, ranks: Ranks) -> None:
+    """Nobody else may go on with the run meanwhile. Raises NovaError, on every rank."""
+    if (taken := ranks.from_first(rundir.claim() if ranks.rank == 0 else None)) is not None:
+        raise taken
 
 
 def _changed(config: RunConfig, rundir: RunDir) -> list[str]:

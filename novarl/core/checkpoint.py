@@ -196,10 +196,11 @@ class Checkpoints:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at `path`, or a NovaError that says what is wrong with it."""
+    fix = "give a folder such as runs/x/checkpoints/step-000010, or resume=auto with the run's run_dir"
     if not path.is_dir():
-        raise NovaError(
-            "there is no checkpoint", where=str(path), fix="give a folder such as runs/x/checkpoints/step-000010"
-        )
+        raise NovaError("there is no checkpoint", where=f"resume={path}", fix=fix)
+    if (path / "checkpoints").is_dir():
+        raise NovaError("this is a run, not one of its checkpoints", where=f"resume={path}", fix=fix)
     trouble = damage(path)
     if trouble:
         raise NovaError(

@@ -8,6 +8,8 @@ runs/<name>/
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import os
@@ -34,6 +36,18 @@ WRITTEN = (
 )
 """What a run writes beside its manifest, which comes first: found without one, it is somebody else's."""
 
+FOREIGN = ("manifest.json", *WRITTEN, "config.json")
+"""What stands in a directory that is somebody else's: also the folder of a model."""
+
+_claims: dict[Path, int] = {}
+"""The directories that this process works in, each with the open file that locks it."""
+
+
+def let_go() -> None:
+    """Other processes may write to the directories that this one has claimed."""
+    while _claims:
+        os.close(_claims.popitem()[1])
+
 
 class RunDir:
     """One run's directory."""
@@ -42,10 +56,29 @@ class RunDir:
         self.path = path
 
     def holds_a_run(self) -> bool:
-        return (self.path / "manifest.json").is_file()
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return "novarl" in json.loads((self.path / "manifest.json").read_text())
+        return False
+
+    def claim(self) -> NovaError | None:
+        """Keep every other process from writing here until `let_go`, or this one's end; the error to raise where one is
+        at work already."""
+        place = self.path.resolve()
+        if place in _claims or not place.is_dir():
+            return None
+        _claims[place] = number = os.open(place, os.O_RDONLY)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what, fix = "another process is writing this run", "wait for it, or end it"
+            return NovaError(what, where=f"run_dir={self.path}", fix=fix)
+        except OSError:  # a file system without locks: nobody can know
+            pass
+        return None
 
     def create(self) -> None:
-        """Make the directory, and point `latest` beside it here. A NovaError where it cannot be written."""
+        """Make the directory, and point `latest` beside it here. A NovaError where it cannot be written, or another
+        process has just done so."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             latest = self.path.parent / "latest"
@@ -58,22 +91,26 @@ class RunDir:
             raise NovaError(
                 f"cannot write there: {error.strerror}", where=f"run_dir={self.path}", fix="choose another run_dir"
             ) from None
+        if (taken := self.claim()) is not None:
+            raise taken
 
     def refuse_if_taken(self) -> None:
         """A directory that holds a run, or somebody else's files, is never written over."""
         if self.path.exists() and not self.path.is_dir():
             raise NovaError("run_dir is a file", where=f"run_dir={self.path}", fix="name a directory")
         if self.holds_a_run():
+            saved = any((self.path / "checkpoints").glob("*"))
+            fix = "continue it with resume=auto" if saved else "it saved nothing: start it again with resume=auto"
             raise NovaError(
                 "the directory already holds a run",
                 where=f"run_dir={self.path}",
-                fix="continue it with resume=auto, or choose another run_dir",
+                fix=f"{fix}, or choose another run_dir",
             )
         self.refuse_strangers()
 
     def refuse_strangers(self) -> None:
         """Files of the names that a run uses, where there is no run, are not ours to cut, clear or replace."""
-        found = next((name for name in WRITTEN if (self.path / name).exists()), None)
+        found = next((name for name in FOREIGN if (self.path / name).exists()), None)
         if found is not None and not self.holds_a_run():
             raise NovaError(
                 f"the directory holds {found}, which no run has written",

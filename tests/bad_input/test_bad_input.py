@@ -257,9 +257,8 @@ TO_RESUME = f"rl ON_TASK resume={STEP}"
 MODEL = f"rl ON_TASK model={STEP}/model"
 CHECKPOINTS = {
     "no such checkpoint": Case("rl ON_TASK resume=run/checkpoints/step-000007", "step-000007: there is no checkpoint"),
-    "a run for a checkpoint": Case(
-        "rl ON_TASK resume=run", "run: the checkpoint is damaged: its MANIFEST cannot be read"
-    ),
+    "a run for a checkpoint": Case("rl ON_TASK resume=run", "resume=run: this is a run, not one of its checkpoints"),
+    "a word for a checkpoint": Case("rl ON_TASK resume=true", "or resume=auto with the run's run_dir"),
     "torn tensors": Case(TO_RESUME, "tensors.safetensors differs from its checksum", {}, torn("tensors.safetensors")),
     "torn weights": Case(TO_RESUME, "model/model.safetensors differs from its", {}, torn("model/model.safetensors")),
     "torn state": Case(TO_RESUME, "state.json differs from its checksum", {}, torn("state.json")),
@@ -320,6 +319,18 @@ CHECKPOINTS = {
         "rl ON_TASK run_dir=run", "run_dir=run: the directory already holds a run (continue it with"
     ),
     "run_dir holds a run, for eval": Case("eval task=sort model=tiny run_dir=run", "the directory already holds a run"),
+    "run_dir holds a run that saved nothing": Case(
+        "rl ON_TASK run_dir=run",
+        "the directory already holds a run (it saved nothing: start it again with resume=auto",
+        {},
+        lambda folder: shutil.rmtree(folder / "run/checkpoints"),
+    ),
+    "run_dir holds a model": Case(
+        "rl ON_TASK run_dir=model", "run_dir=model: the directory holds config.json", {"model/config.json": "{}"}
+    ),
+    "run_dir holds another program's manifest": Case(
+        "rl ON_TASK run_dir=mine", "the directory holds manifest.json, which no run has", {"mine/manifest.json": "[1]"}
+    ),
     "run_dir is a file": Case("rl ON_TASK run_dir=file", "run_dir=file: run_dir is a file", {"file": ""}),
     "run_dir is a file, resuming": Case("rl ON_TASK run_dir=file resume=auto", "run_dir=file: ", {"file": ""}),
     "run_dir lies in a file": Case("rl ON_TASK run_dir=file/run", "run_dir=file/run: cannot write there", {"file": ""}),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +292,36 @@ def test_a_run_whose_reader_has_gone_goes_on(folder: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == "" and process.wait(timeout=300) == 0
     assert summary(folder / "run")["status"] == "done" and len(metrics(folder / "run")) == 3
+
+
+def test_two_processes_do_not_write_one_run(folder: Path) -> None:
+    """Another process is in the midst of the run: whoever would go on with it is sent away, and nothing has changed.
+    When that one is killed, the run is free; and it is free again when a run of this process has ended."""
+    finished("sft", *SFT, "task=sort", "run_dir=run", "steps=1")
+    words = (sys.executable, "-c", "from novarl.core.rundir import *; print(RunDir(Path('run')).claim()); input()")
+    claim = partial(subprocess.Popen, words, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with claim(env={**os.environ, "PYTHONPATH": str(ROOT)}) as other:
+        assert other.stdout is not None and other.stdout.readline() == "None\n"
+        before = snapshot(folder)
+        for more in (("resume=auto",), (f"resume={next((folder / 'run/checkpoints').glob('step-*'))}",)):
+            ended = novarl("sft", *SFT, "task=sort", "run_dir=run", "steps=2", *more)
+            assert ended.code == 2
+            assert "run_dir=run: another process is writing this run (wait for it, or end it)" in ended.err
+        assert snapshot(folder) == before
+        other.kill()
+    assert len(metrics(folder / "run")) == 1
+    finished("sft", *SFT, "task=sort", "run_dir=run", "resume=auto", "steps=2")
+    assert len(metrics(folder / "run")) == 2
+    with claim(env={**os.environ, "PYTHONPATH": str(ROOT)}) as other:
+        assert other.communicate("\n")[0] == "None\n"
+
+
+def test_who_would_go_on_is_told_that_nothing_is_there(folder: Path) -> None:
+    def notes() -> list[str]:
+        return [event["message"] for event in events(folder / "run", "alert")]
+
+    finished("sft", *SFT, "task=sort", "run_dir=run", "steps=1", "resume=auto")
+    assert "resume=auto: the run run is new: none was there" in notes()
+    shutil.rmtree(folder / "run/checkpoints")
+    finished("sft", *SFT, "task=sort", "run_dir=run", "steps=1", "resume=auto")
+    assert "resume=auto: the run run has saved nothing to go on from, and starts anew" in notes()

@@ -275,6 +275,7 @@ def _drive(run: Online) -> dict[str, Any]:
             "steps": state.step,
             "updates": state.update,
             "rows": session.facts["rows"],
+            "rollouts": session.facts.get("rollouts"),
             "before": session.facts.get("before"),
             "after": session.facts.get("after"),
         },

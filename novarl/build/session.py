@@ -225,6 +225,8 @@ class Session:
             whole = state.pending is None
             step = state.step if whole else state.step + 1
             record = {**record, "update": float(state.update)}
+            if whole and "episodes" in record:
+                self._count(record)
             best = False
             if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:
                 record, best = self._evaluated(record, evaluate())
@@ -235,6 +237,17 @@ class Session:
                 self.save(state)
                 self.stopped_after = f"{'warm-up ' * (self.prefix == 'warmup')}step {state.step}"
                 raise Stopped
+
+    def _count(self, record: Record) -> None:
+        """Add a step's rollouts to those of the run. `flat` says of the last step whether no group had rewards that
+        differ, where they could."""
+        before = self.facts.get("rollouts", {"sampled": 0, "failed": 0})
+        could = record["groups_kept"] < record["episodes"]
+        self.facts["rollouts"] = {
+            "sampled": before["sampled"] + int(record["episodes"]),
+            "failed": before["failed"] + int(record["failed_rollouts"]),
+            "flat": could and record["zero_variance_groups"] == record["groups_kept"],
+        }
 
     def _evaluated(self, record: Record, found: Evaluation) -> tuple[Record, bool]:
         """The record with the evaluation in it, and whether it is the best so far and to be kept."""

@@ -30,9 +30,9 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 def render_summary(summary: Mapping[str, Any]) -> str:
     """summary.json as a page of text, at most 80 columns wide but for long paths.
 
-    Reads `seconds`, `steps`, `rows`, `before` and `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `paths`
-    (name: path) and `status` ("done", "stopped", "unsaved"); what is missing is left out. `command`, `task` and `algo`
-    shape the words.
+    Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `before` and
+    `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `paths` (name: path) and `status` ("done", "stopped",
+    "unsaved"); what is missing is left out. `command`, `task` and `algo` shape the words.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
     lines = [ENDS.get(summary.get("status", "done"), f"{what} completed successfully!"), ""]
@@ -47,6 +47,9 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     if rows := summary.get("rows"):
         ordered = sorted(rows.items(), key=lambda row: ROWS.index(row[0]) if row[0] in ROWS else len(ROWS))
         lines.append("Rows: " + ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in ordered))
+    if (rollouts := summary.get("rollouts")) and rollouts["failed"]:
+        share = f"{rollouts['failed']:,} of {rollouts['sampled']:,}"
+        lines.append(f"Rollouts that failed and were left out: {share}")
     lines += [
         f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in _paths(summary).items()
     ]
@@ -74,7 +77,14 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         advice.append(
             (f"grep bad_row {run}/events.jsonl", "the rows that could not be used: file, line, field, reason")
         )
-    if _within_noise(summary.get("before"), summary.get("after")):
+    rollouts = summary.get("rollouts") or {}
+    if rollouts.get("failed"):
+        advice.append((f"grep failed_rollout {run}/events.jsonl", "why rollouts failed: each with its error"))
+    if rollouts.get("flat"):
+        advice.append(
+            (f"tail {run}/rollouts/*.jsonl", "in the last step no group had rewards that differ: see its answers")
+        )
+    elif _within_noise(summary.get("before"), summary.get("after")):
         longer = 2 * summary["steps"] if "steps" in summary else "…"
         advice.append(
             (

@@ -325,3 +325,24 @@ def test_who_would_go_on_is_told_that_nothing_is_there(folder: Path) -> None:
     shutil.rmtree(folder / "run/checkpoints")
     finished("sft", *SFT, "task=sort", "run_dir=run", "steps=1", "resume=auto")
     assert "resume=auto: the run run has saved nothing to go on from, and starts anew" in notes()
+
+
+def test_a_summary_counts_rollouts_that_failed_and_sees_that_none_differ(folder: Path) -> None:
+    """Over the whole run, however often it was stopped and however many updates a step has."""
+    (folder / "some.py").write_text(
+        "def lazy(completions, **columns):\n"
+        "    return [None if i % 4 == 0 else 1.0 for i in range(len(completions))]\n"
+        "def digits(completions, **columns):\n"
+        "    return [float(sum(map(ord, text)) % 7) for text in completions]\n"
+    )
+    words = ("rl", *RL, "data=rows.jsonl", "algo=ppo_clip", "updates_per_rollout=2", "responses_per_prompt=4")
+    finished(*words, "reward=some.py:lazy", "prompts_per_rollout=2", "steps=1", "run_dir=run")
+    finished(*words, "reward=some.py:lazy", "prompts_per_rollout=2", "steps=3", "run_dir=run", "resume=auto")
+    per_step = {row["step"]: row for row in metrics(folder / "run")}
+    failed = sum(row["failed_rollouts"] for row in per_step.values())
+    assert failed > 0
+    assert summary(folder / "run")["rollouts"] == {"sampled": 24, "failed": failed, "flat": True}
+    finished(*words, "reward=some.py:digits", "prompts_per_rollout=2", "steps=2", "run_dir=other")
+    differ = [row["zero_variance_groups"] < row["groups_kept"] for row in metrics(folder / "other")]
+    assert summary(folder / "other")["rollouts"] == {"sampled": 16, "failed": 0, "flat": not differ[-1]}
+    assert any(differ), "rewards that never differ show nothing"

@@ -96,6 +96,13 @@ def test_advice_fits_how_the_run_ended() -> None:
     assert "stopped before its end" in render_summary({**FULL, "status": "stopped"})
     assert commands(after=noise)[0] == "novarl rl runs/x/config.yaml run_dir=runs/x resume=auto steps=48"
     assert "runs/x/events.jsonl" in commands(rows={"read": 9, "refused": 1})[0]
+    flat = commands(after=noise, rollouts={"sampled": 64, "failed": 0, "flat": True})
+    assert flat[0] == "tail runs/x/rollouts/*.jsonl", "longer training teaches nothing where nothing differs"
+    assert not any("steps=48" in command for command in flat)
+    failed = {"sampled": 1200, "failed": 31, "flat": False}
+    assert commands(rollouts=failed)[0] == "grep failed_rollout runs/x/events.jsonl"
+    assert "Rollouts that failed and were left out: 31 of 1,200\n" in render_summary({**FULL, "rollouts": failed})
+    assert "left out" not in render_summary({**FULL, "rollouts": {**failed, "failed": 0}})
     assert "novarl rl task=sort model=runs/x/checkpoints/latest/model" in commands(command="sft")
     assert "novarl rl runs/x/config.yaml run_dir=null algo=rloo seed=1" in commands(algo="grpo")
     assert "novarl rl data=rows.jsonl reward=mine.py:reward_fn model=runs/x/checkpoints/latest/model" in commands(

@@ -257,7 +257,7 @@ def measure(run_dir: Path) -> dict[str, Any]:
     plan = resolve_rl(config)
     device, ranks = start_machine(config.device, config.threads, config.seed)
     with Interrupts() as interrupts:
-        opened = open_run("rl", config.run_dir, config.resume, ranks)
+        opened = open_run(config, ranks)
         run = compose(config, plan, ranks=ranks, device=device, opened=opened, interrupts=interrupts)
         stages = online_stages(run)
         assert run.state is not None and stages.supplier is not None

@@ -8,6 +8,7 @@ logits are hidden @ head.T (+ bias), and that packing changes nothing.
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from novarl.models.attention import PACKING_ATTENTION, packed_attention
 from novarl.models.forward import head, hidden_states
 from novarl.models.fused import FullLinear
 from novarl.models.packing import Packing
-from novarl.models.transformer import Decoder, Embedding
+from novarl.models.transformer import WHOLE, Decoder, Embedding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +43,21 @@ LOGIT_TRANSFORMS = {
 
 NAMES = "give a built-in name (tiny, small), a model directory, or a hub id that can be reached"
 
+UNREADABLE = "no causal language model could be loaded"
+
+MEND = f"mend config.json, or {WHOLE}"
+
+BESIDE = re.compile(
+    r"(^|\.)(inv_freq|cos_cached|sin_cached|masked_bias|causal_mask|attn\.bias|attention\.bias|position_ids)$"
+    r"|(^|\.)(mtp|pooler\.)"
+)
+"""Names of tensors that may lie among a model's own and are not missed: buffers that older versions of transformers
+saved and newer ones compute, and heads for something else than the next token."""
+
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+
+COPY_TOKENIZER = "copy tokenizer.json and tokenizer_config.json there, from the model that it was made of"
+
 PASSED_ALONG = {"position_ids", "use_cache", "is_causal", "cache_position"}
 """Keywords that reach every attention function and that a packed one may ignore."""
 
@@ -55,19 +71,7 @@ def load_pretrained(
     mode, with every dropout and router jitter of its configuration set to 0: what is trained is the distribution that
     was sampled. Raises NovaError for whatever is missing, unknown or unfit.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    # The fast way to run a mixture of experts, one grouped product, knows no float64.
-    options = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
-    with _explained(name, "no causal language model could be loaded", fix=NAMES):
-        config = AutoConfig.from_pretrained(name)
-        _silence(config)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=dtype, output_loading_info=True, **options
-        )
-    if report["missing_keys"]:
-        raise NovaError(f"tensor '{sorted(report['missing_keys'])[0]}' is missing from the weights", where=name)
-    model = model.to(device)
+    model = _read_model(name, dtype).to(device)
     with _explained(name, f"{type(model).__name__} cannot be run"):
         _check(model, name)
         decoder = adopt(model) if packing_obstacle(model.config) is None else None
@@ -114,8 +118,13 @@ def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer by directory or hub id; a missing pad token is set to eos (masks come from lengths, never ids)."""
     from transformers import AutoTokenizer
 
-    with _explained(name, "no tokenizer could be loaded", fix=NAMES):
+    directory = Path(name)
+    if directory.is_dir() and not any(any(directory.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise NovaError("the directory holds no tokenizer files", where=name, fix=COPY_TOKENIZER)
+    with _explained(name, "no tokenizer could be loaded", fix=COPY_TOKENIZER if directory.is_dir() else NAMES):
         tokenizer = AutoTokenizer.from_pretrained(name)
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # transformers makes one up where it finds no vocabulary
+        raise NovaError("the tokenizer files hold no vocabulary", where=name, fix=COPY_TOKENIZER)
     if tokenizer.eos_token_id is None:
         raise NovaError(
             "the tokenizer has no eos token, so nothing would end a completion",
@@ -198,6 +207,93 @@ def packing_sdpa(
     return packed_attention(query, key, value, packed_sequences, scale=scaling).transpose(1, 2).contiguous(), None
 
 
+def _read_model(name: str, dtype: torch.dtype) -> Any:
+    """The model that the config.json in `name` describes, with exactly the weights that lie beside it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    # The fast way to run a mixture of experts, one grouped product, knows no float64.
+    options: dict[str, Any] = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    with _explained(name, UNREADABLE, fix=NAMES):
+        try:
+            config = AutoConfig.from_pretrained(name)
+            _silence(config)
+            options |= {"config": config, "dtype": dtype, "output_loading_info": True}
+            model, report = AutoModelForCausalLM.from_pretrained(name, **options)
+        except OSError:  # there is nothing, or nothing to be reached
+            raise
+        except Exception as error:
+            _check_configuration(name, error)
+            if "ignore_mismatched_sizes" not in str(error):
+                stacked = "weights that it stacks, as those of experts, are missing or of unlike shapes"
+                reason = stacked if "CONVERSION" in str(error) else _reason(error)
+                raise NovaError(f"{UNREADABLE}: {reason}", where=name, fix=WHOLE) from error
+            # Which tensors have another shape, transformers only prints. None is made this time.
+            options |= {"device_map": "meta", "ignore_mismatched_sizes": True}
+            model, report = AutoModelForCausalLM.from_pretrained(name, **options)
+        _check_tensors(model, report, name)
+    return model
+
+
+def _check_configuration(name: str, error: Exception) -> None:
+    """Raises NovaError, with what `error` says, where no model can be made by the config.json in `name`. The field at
+    fault is the one without which a model could be made."""
+    from transformers import PretrainedConfig
+
+    values: dict[str, Any] = PretrainedConfig.get_config_dict(name)[0]
+    if _can_be_made(values):
+        return
+    reason = _reason(error)
+    if not any(field in reason for field in values):
+        others = ({key: value for key, value in values.items() if key != field} for field in values)
+        wrong = next((field for field, rest in zip(values, others, strict=True) if _can_be_made(rest)), None)
+        reason = reason if wrong is None else f"{wrong} is {values[wrong]!r:.80}: {reason}"
+    raise NovaError(f"{UNREADABLE}: {reason}", where=f"{name}/config.json", fix=MEND) from error
+
+
+def _can_be_made(values: dict[str, Any]) -> bool:
+    """Whether there is a causal language model of this configuration; its weights take no memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
+    except Exception:  # noqa: BLE001 - each field has its own checks, in code of many authors
+        return False
+    return True
+
+
+def _check_tensors(model: Any, report: dict[str, Any], name: str) -> None:
+    """Raises NovaError where the weights in `name` are not those of `model`: transformers would draw what is missing
+    at random, and drop what is left over."""
+    stated = str((model.config.architectures or [""])[0])
+    whose = "" if not stated or stated.endswith(("LM", "LMHeadModel")) else f"{stated} is no causal language model: "
+    if report["missing_keys"]:
+        what = f"tensor '{min(report['missing_keys'])}' is missing from the weights"
+        raise NovaError(f"{whose}{what}", where=name, fix=MEND)
+    if report["mismatched_keys"]:
+        tensor, found, wanted = min(report["mismatched_keys"])
+        what = f"tensor '{tensor}' is {_shape(found)} in the weights and {_shape(wanted)} by config.json"
+        raise NovaError(f"{whose}{what}", where=name, fix=MEND)
+    if over := sorted(tensor for tensor in report["unexpected_keys"] if _is_own(tensor, model)):
+        what = f"tensor '{over[0]}' of the weights has no place in the model that config.json describes"
+        raise NovaError(f"{whose}{what}", where=name, fix=MEND)
+
+
+def _shape(size: torch.Size) -> str:
+    return " by ".join(map(str, size))
+
+
+def _is_own(tensor: str, model: Any) -> bool:
+    """Whether a tensor of this name is part of what computes the next token, and not a head for something else."""
+    parts = {part for module in (model, model.base_model) for part, _ in module.named_children()}
+    if tensor.partition(".")[0] not in parts or BESIDE.search(tensor):
+        return False
+    text = model.config.get_text_config()
+    last, layer = getattr(text, "num_hidden_layers", 0), re.search(r"\blayers\.(\d+)\.", tensor)
+    further = getattr(text, "num_nextn_predict_layers", None) or 0  # layers after the last, for tokens after the next
+    return layer is None or int(layer[1]) not in range(last, last + further)
+
+
 def _register() -> None:
     """Makes `packing_sdpa` known to transformers, once, since it may have been replaced (`keep_attention_uncompiled`);
     its masks, where it needs one, are those of SDPA."""
@@ -256,12 +352,13 @@ def _check(model: Any, name: str) -> None:
                 where=name,
             )
     if model.get_output_embeddings() is None:
-        raise NovaError(f"{type(model).__name__} has no language-model head", where=name)
+        raise NovaError(f"{type(model).__name__} has no language-model head", where=name, fix=NAMES)
     tokens, positions, cu_seqlens = _probe_tokens(model)
     logits = model(input_ids=tokens[None, :5], use_cache=False).logits[0]
     shorter = model(input_ids=tokens[None, :4], use_cache=False).logits[0]
     if _relative(shorter, logits[:4]) > TOLERANCE:
-        raise NovaError(f"{model.config.model_type} lets tokens see their future: no causal language model", where=name)
+        what = f"{model.config.model_type} lets tokens see their future: no causal language model"
+        raise NovaError(what, where=name, fix=NAMES)
     weight, bias = head(model)
     ours = nn.functional.linear(hidden_states(model, tokens, positions, cu_seqlens, layout="padded")[:5], weight, bias)
     if _relative(ours, logits) > TOLERANCE:
@@ -292,29 +389,47 @@ def _packing_error(model: nn.Module) -> float:
 
 @contextlib.contextmanager
 def _explained(name: str, what: str, *, fix: str | None = None) -> Iterator[None]:
-    """Turns what transformers raises for a missing or broken model into one NovaError, of one line."""
-    from safetensors import SafetensorError
-
+    """Turns whatever transformers raises for a missing or broken model into one NovaError, of one line."""
     try:
         with _quiet():
             yield
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise NovaError(f"{what}: {reason}", where=name, fix=fix) from error
+    except NovaError:
+        raise
+    except Exception as error:
+        raise NovaError(f"{what}: {_reason(error)}", where=name, fix=fix) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What `error` says, in a line, without what is said around it."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    while isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip()
+    if isinstance(error, KeyError):
+        text = str(error.args[0])
+        text = text if " " in text else f"there is no {text!r}"
+    first, *others = (text or type(error).__name__).splitlines()
+    if first.endswith(":") and others:
+        first = f"{first} {others[0].strip()}"
+    return first.partition(" Errors: ")[0]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides transformers' progress bars, and the hub's line for each of its retries: what goes wrong is raised."""
+    """Hides transformers' progress bars and tables, and the hub's line for each of its retries: what goes wrong is
+    raised."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
-    shown, verbosity = logging.is_progress_bar_enabled(), hub_logging.get_verbosity()
+    shown, verbosities = logging.is_progress_bar_enabled(), (logging.get_verbosity(), hub_logging.get_verbosity())
     logging.disable_progress_bar()
-    hub_logging.set_verbosity_error()
+    for library in (logging, hub_logging):
+        library.set_verbosity_error()
     try:
         yield
     finally:
-        hub_logging.set_verbosity(verbosity)
+        for library, verbosity in zip((logging, hub_logging), verbosities, strict=True):
+            library.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()

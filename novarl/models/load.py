@@ -19,7 +19,7 @@ from novarl.models import tiny
 from novarl.models.attention import choose_kernel
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.lora import merged
-from novarl.models.transformer import Decoder, DecoderConfig, Origin
+from novarl.models.transformer import WHOLE, Decoder, DecoderConfig, Origin
 
 if TYPE_CHECKING:
     from novarl.core.types import Tokenizer
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """`dtype` as users say it. Weights are float32 also under bfloat16, which then names the dtype of matrix products."""
 
-WHOLE = "copy or save the model again"
+JSON_FILES = (
+    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"
+)  # fmt: skip
+"""Files of a model directory that hold an object each; which of them does not, transformers would not say."""
 
 UNSTATED_CONTEXT = 32_768
 """The context of a model that states none."""
@@ -92,7 +95,7 @@ def load(
         model=decoder.to(device=device, dtype=stored).eval(),
         tokenizer=tokenizer,
         name=name,
-        eos_ids=_eos_ids(stated, tokenizer),
+        eos_ids=_eos_ids(stated, tokenizer, name),
         context=decoder.config.max_position_embeddings,
         compute_dtype=compute_dtype,
     )
@@ -131,22 +134,30 @@ def _load_pretrained(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        eos_ids=_eos_ids(about.generation_config.eos_token_id, tokenizer),
-        context=_context(about.config, tokenizer),
+        eos_ids=_eos_ids(about.generation_config.eos_token_id, tokenizer, name),
+        context=_context(about.config, tokenizer, name),
         compute_dtype=compute_dtype,
         padded_because=obstacle,
     )
 
 
-def _eos_ids(stated: int | list[int] | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _eos_ids(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
     """All eos ids that the generation config states, then the tokenizer's own if it is not among them."""
     ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    if wrong := [value for value in ids if not isinstance(value, int)]:
+        what, where = f"eos_token_id holds {wrong[0]!r}, which is no token id", f"{name}/generation_config.json"
+        raise NovaError(what, where=where, fix=f"mend it, or {WHOLE}")
     return tuple(dict.fromkeys([*ids, tokenizer.eos_token_id]))
 
 
-def _context(config: Any, tokenizer: Any) -> int:
+def _context(config: Any, tokenizer: Any, name: str) -> int:
     stated = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return int(stated or min(tokenizer.model_max_length, UNSTATED_CONTEXT))
+    if stated is None:
+        return int(min(tokenizer.model_max_length, UNSTATED_CONTEXT))
+    if stated < 1:
+        what = f"max_position_embeddings is {stated}, which leaves no room for a token"
+        raise NovaError(what, where=f"{name}/config.json", fix=f"mend it, or {WHOLE}")
+    return int(stated)
 
 
 def _check_directory(name: str) -> None:
@@ -156,6 +167,8 @@ def _check_directory(name: str) -> None:
     path = Path(name)
     if path.is_dir():
         if (path / "config.json").is_file():
+            for file in JSON_FILES:
+                _read_json(path / file)
             return
         inside = next((p.parent for p in sorted(path.glob("**/config.json")) if p.parent.name == "model"), None)
         fix = f"did you mean {inside}?" if inside else "it must hold config.json, weights and tokenizer files"

@@ -15,7 +15,7 @@ A cache is any object with `update(key[B, Hkv, L, Dh], value, layer_idx) -> (key
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -32,6 +32,9 @@ from novarl.models.packing import Kernel, Packing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+WHOLE = "copy or save the model again"
 
 
 class Cache(Protocol):
@@ -90,16 +93,16 @@ class DecoderConfig:
     @staticmethod
     def unsupported(values: Mapping[str, Any]) -> list[str]:
         """The keys of a `config.json` that ask for something this decoder does not implement."""
-        rope = values.get("rope_parameters") or {}
-        layers = set(values.get("layer_types") or ())
+        rope, layers = values.get("rope_parameters") or {}, values.get("layer_types") or []
         wrong = {
             "model_type": values.get("model_type") != "qwen3",
             "hidden_act": values.get("hidden_act", "silu") != "silu",
             "attention_bias": bool(values.get("attention_bias")),
             "attention_dropout": bool(values.get("attention_dropout")),
             "use_sliding_window": bool(values.get("use_sliding_window")),
-            "layer_types": not layers <= {"full_attention"},
-            "rope_parameters": rope.get("rope_type", "default") != "default" or bool(values.get("rope_scaling")),
+            "layer_types": not isinstance(layers, list) or any(kind != "full_attention" for kind in layers),
+            "rope_parameters": not isinstance(rope, dict) or rope.get("rope_type", "default") != "default",
+            "rope_scaling": bool(values.get("rope_scaling")),
         }
         return [name for name, is_wrong in wrong.items() if is_wrong]
 
@@ -109,12 +112,29 @@ class DecoderConfig:
         names = cls.unsupported(values)
         if names:
             raise NovaError(f"the built-in decoder does not implement {', '.join(names)}", where=where)
-        rope = values.get("rope_parameters") or {"rope_theta": values.get("rope_theta", 10_000.0)}
-        known = {f.name: values[f.name] for f in fields(cls) if f.name in values and f.name not in _OTHERS}
-        return cls(**{**known, "rope_theta": float(rope["rope_theta"])})
+        rope = values.get("rope_parameters") or {}
+        given = {**values, "rope_theta": rope.get("rope_theta", values.get("rope_theta", 10_000.0))}
+        known: dict[str, Any] = {}
+        for field in fields(cls):
+            if field.name in _OTHERS or (field.name not in given and field.default is not MISSING):
+                continue
+            value, (kind, least, wanted) = given.get(field.name), _KINDS[str(field.type)]
+            if not isinstance(value, kind) or (least is not None and value < least):
+                found = f"is {value!r}" if field.name in given else "is missing"
+                raise NovaError(f"{field.name} {found}", where=where, fix=f"it should be {wanted}: {WHOLE}")
+            known[field.name] = value
+        return cls(**{**known, "rope_theta": float(given["rope_theta"])})
 
 
 _OTHERS = {"qk_norm", "qkv_bias", "rope_frequencies"}
+
+_KINDS: dict[str, tuple[Any, int | None, str]] = {
+    "int": (int, 1, "a whole number above 0"),
+    "float": ((int, float), 0, "a number of at least 0"),
+    "bool": (bool, None, "true or false"),
+    "int | None": ((int, type(None)), None, "a token id"),
+}
+"""For each type of a field what its value is, in Python, at least, and in words."""
 
 
 class RMSNorm(nn.Module):
@@ -360,7 +380,8 @@ class Decoder(nn.Module):
         ours = dict(model.named_parameters())
         wrong = sorted(ours.keys() ^ tensors.keys()) or [n for n, p in ours.items() if p.shape != tensors[n].shape]
         if wrong:
-            raise NovaError(f"tensor '{wrong[0]}' does not fit config.json", where=str(directory / "model.safetensors"))
+            file = str(directory / "model.safetensors")
+            raise NovaError(f"tensor '{wrong[0]}' does not fit config.json", where=file, fix=WHOLE)
         with torch.no_grad():
             for name, parameter in ours.items():
                 parameter.copy_(tensors[name])

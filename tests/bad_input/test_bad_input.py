@@ -242,15 +242,22 @@ def another_format(folder: Path) -> None:
     rewritten(step / "MANIFEST", lambda manifest: manifest.update({"state.json": digest}))
 
 
-def through_transformers(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    """The model as one that is not ours (its chat template differs), its tokenizer_config changed."""
+def through_transformers(
+    change: Callable[[dict[str, Any]], object], file: str = "tokenizer_config.json"
+) -> Callable[[Path], None]:
+    """The model as one that is not ours (its chat template differs), with a file of it changed."""
 
     def arrange(folder: Path) -> None:
         model = folder / STEP / "model"
         (model / "chat_template.jinja").write_text(CHAT_TEMPLATE + " ")
-        rewritten(model / "tokenizer_config.json", change)
+        rewritten(model / file, change)
 
     return arrange
+
+
+def without_a_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / STEP / "model" / name).unlink()
 
 
 TO_RESUME = f"rl ON_TASK resume={STEP}"
@@ -360,6 +367,33 @@ CHECKPOINTS = {
     "a model with a torn config": Case(MODEL, "config.json: not valid JSON", {}, torn("model/config.json")),
     "a tokenizer without an end": Case(
         MODEL, "the tokenizer has no eos token", {}, through_transformers(lambda config: config.pop("eos_token"))
+    ),
+    "a model with a damaged field": Case(
+        MODEL,
+        f"{STEP}/model/config.json: no causal language model could be loaded: Field 'rms_norm_eps' expected float",
+        {},
+        through_transformers(lambda config: config.update(rms_norm_eps="1e-5"), "config.json"),
+    ),
+    "a model of ours with a damaged field": Case(
+        MODEL,
+        "config.json: rms_norm_eps is 'x' (it should be a number",
+        {},
+        lambda folder: rewritten(folder / STEP / "model/config.json", lambda config: config.update(rms_norm_eps="x")),
+    ),
+    "a model with more layers than it says": Case(
+        MODEL,
+        "tensor 'model.layers.1.input_layernorm.weight' of the weights has no place in the model",
+        {},
+        through_transformers(lambda config: config.update(num_hidden_layers=1, layer_types=None), "config.json"),
+    ),
+    "a model with other shapes than it says": Case(
+        MODEL,
+        "tensor 'model.layers.0.mlp.down_proj.weight' is ",
+        {},
+        through_transformers(lambda config: config.update(intermediate_size=64), "config.json"),
+    ),
+    "a model without a tokenizer": Case(
+        MODEL, f"{STEP}/model: the directory holds no tokenizer files (copy tokenizer.json", {}, without_a_tokenizer
     ),
     "to sample from nothing": Case("sample model=tiny", "prompt: there is nothing to answer"),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from novarl.algos import products
 from novarl.algos.accumulation import fused_accumulation
@@ -42,6 +45,17 @@ SIX = packing_of([Group(4), Group(2)], torch.device("cpu"))
 def llama(**changes: Any) -> transformers.LlamaConfig:
     """One that the built-in decoder runs, unless it has biases."""
     return transformers.LlamaConfig(**{**SHAPE, "max_position_embeddings": 64, **changes})
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """What transformers logs, its tables among it."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    transformers.utils.logging.add_handler(handler)
+    yield lines
+    transformers.utils.logging.remove_handler(handler)
 
 
 def write(directory: Path, config: Any, *, auto: Any = transformers.AutoModelForCausalLM) -> str:
@@ -89,6 +103,163 @@ def test_missing_weights_are_refused(tmp_path: Path) -> None:
     edit(tmp_path / "config.json", num_hidden_layers=3)
     with pytest.raises(NovaError, match=r"tensor 'model\.layers\.2\.\S+' is missing"):
         load(name)
+
+
+DAMAGE: list[tuple[dict[str, Any], str]] = [
+    ({"num_attention_heads": 3}, "num_attention_heads is 3: The hidden size (32) is not a multiple of"),
+    ({"num_attention_heads": 0}, "num_attention_heads is 0: "),
+    ({"eos_token_id": "x"}, "Field 'eos_token_id' with value 'x' doesn't match any type"),
+    ({"rms_norm_eps": "1e-5"}, "Field 'rms_norm_eps' expected float, got str (value: '1e-5') (mend config.json, or"),
+    ({"max_position_embeddings": None}, "Field 'max_position_embeddings' expected int, got NoneType"),
+    ({"head_dim": 7}, "RoPE requires an even rotary dimension, but got `head_dim`=7"),
+    ({"pad_token_id": 9999}, "pad_token_id is 9999: Padding_idx must be within num_embeddings"),
+    ({"rope_parameters": {"rope_type": "foo", "rope_theta": 1.0}}, "rope_parameters is {'rope_type': 'foo', 'rope_th"),
+    ({"rope_parameters": 3}, "Field 'rope_parameters' with value 3"),
+    ({"hidden_act": "nope"}, "hidden_act is 'nope': there is no 'nope'"),
+    ({"layer_types": 3}, "layer_types is 3: 'int' object is not iterable"),
+    ({"dtype": "nope"}, "dtype is 'nope': "),
+    ({"model_type": "telepathy"}, "The checkpoint you are trying to load has model type `telepathy`"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), DAMAGE, ids=[str(changes) for changes, _ in DAMAGE])
+def test_a_damaged_configuration_is_refused_by_field(
+    tmp_path: Path, told: list[str], changes: dict[str, Any], said: str
+) -> None:
+    """Whatever transformers makes of it, a dozen kinds of errors; and nothing else is said."""
+    name = write(tmp_path, llama())
+    edit(tmp_path / "config.json", **changes)
+    with pytest.raises(NovaError) as raised:
+        load(name)
+    assert str(raised.value).startswith(f"{name}/config.json: no causal language model could be loaded: {said}")
+    assert raised.value.fix and len(str(raised.value)) < 500
+    assert told == []
+
+
+def test_layers_that_have_no_type_are_refused(tmp_path: Path) -> None:
+    name = write(tmp_path, transformers.Qwen2Config(**SHAPE, num_key_value_heads=2))
+    edit(tmp_path / "config.json", num_hidden_layers=3)
+    with pytest.raises(NovaError, match=r"`num_hidden_layers` \(3\) must be equal to the number of `layer_types`"):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 300}, "tensor 'lm_head.weight' is 320 by 32 in the weights and 300 by 32 by config.json"),
+        ({"hidden_size": 10**9}, "tensor 'lm_head.weight' is 320 by 32 in the weights and 320 by 1000000000 by"),
+        ({"num_key_value_heads": 3}, "tensor 'model.layers.0.self_attn.k_proj.weight' is 32 by 32 in the weights and"),
+        ({"num_hidden_layers": 1}, "tensor 'model.layers.1.input_layernorm.weight' of the weights has no place"),
+        ({"num_hidden_layers": -1}, "tensor 'model.layers.0.input_layernorm.weight' of the weights has no place"),
+    ],
+)
+def test_weights_of_another_configuration_are_refused_by_tensor(
+    tmp_path: Path, told: list[str], changes: dict[str, Any], said: str
+) -> None:
+    """transformers would print a table, and go on where tensors are left over."""
+    name = write(tmp_path, llama())
+    edit(tmp_path / "config.json", **changes)
+    with pytest.raises(NovaError) as raised:
+        load(name)
+    assert str(raised.value).startswith(f"{name}: {said}") and raised.value.fix
+    assert told == []
+
+
+def test_experts_that_do_not_stack_are_refused(tmp_path: Path) -> None:
+    name = write(tmp_path, transformers.MixtralConfig(**SHAPE, num_key_value_heads=4, num_local_experts=2))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.block_sparse_moe.experts.1.w1.weight"] = torch.ones(5, 32)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        NovaError, match=r"weights that it stacks, as those of experts, are missing or of unlike shapes"
+    ):
+        load(name)
+
+
+def add(directory: Path, *names: str) -> None:
+    file = directory / "model.safetensors"
+    save_file({**load_file(file), **{name: torch.ones(4) for name in names}}, file, metadata={"format": "pt"})
+
+
+LAYERS = "model.layers.{}.self_attn.{}"
+
+
+@pytest.mark.parametrize(
+    "name", [LAYERS.format(0, "q_proj.bias"), LAYERS.format(1, "q_norm.weight"), "lm_head.bias", "model.norm.bias"]
+)
+def test_tensors_that_the_configuration_leaves_out_are_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path, llama())
+    add(tmp_path, name)
+    with pytest.raises(NovaError, match=f"tensor '{name}' of the weights has no place"):
+        load(str(tmp_path))
+
+
+def test_tensors_that_serve_something_else_are_left_out(tmp_path: Path, told: list[str]) -> None:
+    """Old buffers, heads of other tasks, and layers for tokens after the next."""
+    write(tmp_path, llama())
+    add(tmp_path, LAYERS.format(0, "rotary_emb.inv_freq"), LAYERS.format(0, "masked_bias"), "score.weight")
+    add(tmp_path, "v_head.summary.weight", "mtp.layers.0.fc.weight", "model.mtp_layers.0.norm.weight", "visual.patch")
+    add(tmp_path, LAYERS.format(2, "q_proj.weight"))
+    with pytest.raises(NovaError, match=r"tensor 'model.layers.2.self_attn.q_proj.weight' of the weights"):
+        load(str(tmp_path))
+    edit(tmp_path / "config.json", num_nextn_predict_layers=1)
+    assert load(str(tmp_path)).context == 64
+    assert told == []
+
+
+@pytest.mark.parametrize("auto", [transformers.AutoModel, transformers.AutoModelForSequenceClassification])
+def test_weights_of_something_else_are_no_causal_language_model(tmp_path: Path, auto: Any) -> None:
+    name = write(tmp_path, transformers.BertConfig(**{**SHAPE, "bos_token_id": 0}), auto=auto)
+    with pytest.raises(NovaError, match=r"Bert\w+ is no causal language model: tensor 'cls\.\S+' is missing"):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("generation_config.json", "{", "not valid JSON"),
+        ("generation_config.json", "[]", "not a JSON object"),
+        ("generation_config.json", '{"eos_token_id": [7, "x"]}', "eos_token_id holds 'x', which is no token id"),
+        ("tokenizer.json", "{", "not valid JSON"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, file: str, text: str, said: str) -> None:
+    name = write(tmp_path, llama())
+    (tmp_path / file).write_text(text)
+    with pytest.raises(NovaError) as raised:
+        load(name)
+    assert str(raised.value).startswith(f"{name}/{file}: {said}") and raised.value.fix
+
+
+@pytest.mark.parametrize("stated", [0, -4])
+def test_a_context_without_room_is_refused(tmp_path: Path, stated: int) -> None:
+    name = write(tmp_path, llama())
+    edit(tmp_path / "config.json", max_position_embeddings=stated)
+    with pytest.raises(NovaError, match=f"config.json: max_position_embeddings is {stated}, which leaves no room"):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    ("family", "kept", "said"),
+    [
+        (transformers.LlamaConfig, False, "the directory holds no tokenizer files"),
+        (transformers.Qwen2Config, False, "the directory holds no tokenizer files"),
+        (transformers.LlamaConfig, True, "no tokenizer could be loaded: Couldn't instantiate the backend tokenizer"),
+        (transformers.Qwen2Config, True, "the tokenizer files hold no vocabulary"),
+    ],
+)
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, family: Any, kept: bool, said: str) -> None:
+    """For some families transformers would make one up, of a single token."""
+    name = write(tmp_path, family(**SHAPE, num_key_value_heads=2))
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / file).unlink()
+    if kept:
+        (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(NovaError) as raised:
+        load(name)
+    assert str(raised.value).startswith(f"{name}: {said}")
+    assert raised.value.fix == "copy tokenizer.json and tokenizer_config.json there, from the model that it was made of"
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,10 @@ def test_save_and_load_keep_every_bit(trained: Policy, tmp_path: Path) -> None:
         ("attention_dropout", 0.1),
         ("use_sliding_window", True),
         ("layer_types", ["full_attention", "sliding_attention"]),
+        ("layer_types", 3),
         ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4}),
+        ("rope_parameters", 3),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}),
     ],
 )
 def test_what_the_decoder_does_not_implement_is_refused_by_name(key: str, value: object) -> None:
@@ -159,6 +162,31 @@ def test_what_the_decoder_does_not_implement_is_refused_by_name(key: str, value:
     assert DecoderConfig.from_dict(values) == SMALLEST
     with pytest.raises(NovaError, match=f"does not implement {key}"):
         DecoderConfig.from_dict({**values, key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num_attention_heads", "4", "num_attention_heads is '4' (it should be a whole number above 0: copy"),
+        ("hidden_size", None, "hidden_size is None (it should be a whole"),
+        ("max_position_embeddings", 0, "max_position_embeddings is 0 (it should be a whole"),
+        ("rms_norm_eps", "1e-5", "rms_norm_eps is '1e-5' (it should be a number of at least 0: "),
+        ("tie_word_embeddings", "yes", "tie_word_embeddings is 'yes' (it should be true or false: "),
+        ("eos_token_id", "x", "eos_token_id is 'x' (it should be a token id: "),
+        ("rope_parameters", {"rope_theta": "x"}, "rope_theta is 'x' (it should be a number"),
+    ],
+)
+def test_a_damaged_field_is_refused_by_name(key: str, value: object, said: str) -> None:
+    with pytest.raises(NovaError) as raised:
+        DecoderConfig.from_dict({**SMALLEST.to_dict(), key: value}, where="a file")
+    assert str(raised.value).startswith(f"a file: {said}")
+
+
+def test_a_missing_field_is_refused_by_name() -> None:
+    values = SMALLEST.to_dict()
+    del values["head_dim"]
+    with pytest.raises(NovaError, match="head_dim is missing"):
+        DecoderConfig.from_dict(values)
 
 
 @pytest.mark.parametrize(

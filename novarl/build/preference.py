@@ -142,7 +142,7 @@ def _begin(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
     session.announce(
-        [*base.opened.notes, *idle(config), *rows.notes(config.data, config.eval.n)],
+        [*base.opened.notes, *base.policy.notes(), *idle(config), *rows.notes(config.data, config.eval.n)],
         device=str(device),
         seed=config.seed,
         model=config.model,

@@ -203,7 +203,7 @@ def _begin(run: Online) -> None:
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
     session.announce(
-        [*run.opened.notes, *idle(config), *run.rows.notes(config.data, config.eval.n)],
+        [*run.opened.notes, *run.policy.notes(), *idle(config), *run.rows.notes(config.data, config.eval.n)],
         device=str(run.scorer.device),
         seed=config.seed,
         model=config.model,

@@ -98,7 +98,7 @@ def _begin(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
     session.announce(
-        [*opened.notes, *idle(config), *rows.notes(config.data, config.eval.n)],
+        [*opened.notes, *policy.notes(), *idle(config), *rows.notes(config.data, config.eval.n)],
         device=str(device),
         seed=config.seed,
         model=config.model,

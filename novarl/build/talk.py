@@ -61,7 +61,7 @@ def run_sample(config: SampleConfig) -> None:
     if cut:
         print(
             f"novarl: {cut} of {count} answers ended before {talk.max_tokens} tokens, where the model's context of "
-            f"{policy.context} was full",
+            f"{policy.limit} was full",
             file=sys.stderr,
         )
     engine.close()

@@ -177,6 +177,8 @@ class ModelRunner:
         extent = max(extent for _, _, extent in segments)
         cache.place(positions, extent)
         mask = self._masks.build(positions, extent)
+        if read is not None:  # what only pads lies beyond: a table of positions ends, and some rotations change there
+            positions = positions.minimum(positions[read].max())
         arguments: dict[str, Any] = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache}
         with autocast(self.device, self.dtype), only_pytorch():
             hidden: Tensor = backbone(self.model)(tokens, **arguments).last_hidden_state

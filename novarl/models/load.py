@@ -41,7 +41,8 @@ class Policy:
     """A language model and all that is needed to sample from it and to train it.
 
     `eos_ids` are all ids that end a completion, `context` is the longest sequence the model takes, `compute_dtype` the
-    dtype to run `forward` in, `padded_because` why the model cannot take packed sequences (None: it can).
+    dtype to run `forward` in, `padded_because` why the model cannot take packed sequences (None: it can),
+    `context_because` why its context is shorter than its configuration says (None: it is not).
     """
 
     model: nn.Module
@@ -51,6 +52,16 @@ class Policy:
     context: int
     compute_dtype: torch.dtype = torch.float32
     padded_because: str | None = None
+    context_because: str | None = None
+
+    @property
+    def limit(self) -> str:
+        """The context, in words."""
+        return f"{self.context} tokens" + (f" ({self.context_because})" if self.context_because else "")
+
+    def notes(self) -> list[str]:
+        """What should be known of a run on it."""
+        return [f"the model's context is {self.limit}"] if self.context_because else []
 
 
 def load(
@@ -130,14 +141,16 @@ def _load_pretrained(
         name, dtype=stored, device=device, gradient_checkpointing=gradient_checkpointing
     )
     about: Origin = (model.origin if isinstance(model, Decoder) else None) or model
+    context, because = _context(about.config, tokenizer, name)
     return Policy(
         model=model,
         tokenizer=tokenizer,
         name=name,
         eos_ids=_eos_ids(about.generation_config.eos_token_id, tokenizer, name),
-        context=_context(about.config, tokenizer, name),
+        context=context,
         compute_dtype=compute_dtype,
         padded_because=obstacle,
+        context_because=because,
     )
 
 
@@ -150,14 +163,29 @@ def _eos_ids(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*ids, tokenizer.eos_token_id]))
 
 
-def _context(config: Any, tokenizer: Any, name: str) -> int:
-    stated = getattr(config.get_text_config(), "max_position_embeddings", None)
+def _context(config: Any, tokenizer: Any, name: str) -> tuple[int, str | None]:
+    """The longest sequence, and why it is shorter than what the configuration states.
+
+    transformers rotates a whole batch as its longest row asks: beyond some length, one long row would change the
+    log-probabilities of all others. For "dynamic" rotations that is the stated length.
+    """
+    text = config.get_text_config()
+    stated = getattr(text, "max_position_embeddings", None)
     if stated is None:
-        return int(min(tokenizer.model_max_length, UNSTATED_CONTEXT))
-    if stated < 1:
+        stated = min(tokenizer.model_max_length, UNSTATED_CONTEXT)
+    rotations = getattr(text, "rope_parameters", None) or {}
+    steady = [
+        rotation["original_max_position_embeddings"]
+        for rotation in (rotations, *rotations.values())  # one for all layers, or one for each type of them
+        if isinstance(rotation, dict) and rotation.get("rope_type") == "longrope"
+    ]
+    if (context := min([stated, *steady])) < 1:
         what = f"max_position_embeddings is {stated}, which leaves no room for a token"
         raise NovaError(what, where=f"{name}/config.json", fix=f"mend it, or {WHOLE}")
-    return int(stated)
+    if context == stated:
+        return int(stated), None
+    because = f"not the {stated} it states: a longer row would change the rotations, longrope, of those beside it"
+    return int(context), because
 
 
 def _check_directory(name: str) -> None:

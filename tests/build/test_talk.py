@@ -38,5 +38,5 @@ def test_answers_that_the_context_cuts_short_are_told(
     monkeypatch.setattr(talk, "load", short)
     talk.run_sample(load_config(SampleConfig, None, ["model=tiny", "prompt=hi", "n=2", "sampling.max_tokens=64"]))
     found = capsys.readouterr().err
-    expected = "novarl: 2 of 2 answers ended before 64 tokens, where the model's context of 32 was full\n"
+    expected = "novarl: 2 of 2 answers ended before 64 tokens, where the model's context of 32 tokens was full\n"
     assert found == (expected if said else "")

@@ -232,6 +232,75 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, file: str, text: str,
     assert str(raised.value).startswith(f"{name}/{file}: {said}") and raised.value.fix
 
 
+SHORT, LONG = [1.0, 1.0, 1.0, 1.0], [4.0, 3.0, 2.0, 1.0]
+TURNING: dict[str, Any] = {
+    "dynamic": lambda: llama(
+        max_position_embeddings=66, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}
+    ),
+    "longrope": lambda: llama(
+        max_position_embeddings=264,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": SHORT,
+            "long_factor": LONG,
+            "factor": 4.0,
+            "original_max_position_embeddings": 66,
+        },
+    ),
+    "phi3": lambda: transformers.Phi3Config(
+        **SHAPE,
+        num_key_value_heads=4,
+        pad_token_id=0,
+        max_position_embeddings=264,
+        original_max_position_embeddings=66,
+        rope_scaling={"type": "longrope", "short_factor": SHORT, "long_factor": LONG},
+    ),
+}
+
+
+@pytest.mark.parametrize("rotation", TURNING)
+def test_rotations_that_change_with_length_limit_the_context(
+    tmp_path: Path, flat: Any, oracle: Any, sharpen: Any, rotation: str
+) -> None:
+    """Up to there each row has the numbers it has alone, whatever is learnt or sampled beside it; beyond, none has."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = (66, 65, 17, 2, 200 if rotation == "dynamic" else 67)
+    *rows, beyond = (torch.randint(0, 256, (length,), generator=generator).tolist() for length in lengths)
+    torch.manual_seed(0)
+    original = transformers.AutoModelForCausalLM.from_config(TURNING[rotation]())
+    sharpen(original, rows)
+    original.eval().save_pretrained(tmp_path)
+    ByteTokenizer().save_pretrained(str(tmp_path))
+    policy = load(str(tmp_path))
+    assert policy.context == 66
+    because = "not the 264 it states: a longer row would change the rotations, longrope, of those beside it"
+    assert policy.notes() == ([] if rotation == "dynamic" else [f"the model's context is 66 tokens ({because})"])
+    with torch.no_grad():
+        alone = torch.cat([oracle(original, row) for row in rows])
+        assert alone.mean() > -0.5, "the model is not sharp"
+        batch = flat(rows)
+        for layout in ("auto", "padded"):
+            logp, _ = token_logprobs(policy.model, batch, layout=layout)
+            torch.testing.assert_close(logp[batch.prev >= 0], alone, rtol=0, atol=1e-3)
+        prompts = [tuple(rows[0][:65]), tuple(rows[2])]
+        for prompt, prefill in zip(prompts, ModelRunner(policy.model).prefill(prompts), strict=True):
+            expected = original(torch.tensor([prompt])).logits[0, -1]
+            torch.testing.assert_close(prefill.logits, expected, rtol=1e-4, atol=1e-3)
+        batch = flat([*rows, beyond])
+        logp, _ = token_logprobs(policy.model, batch)
+        assert (logp[batch.prev >= 0][: len(alone)] - alone).abs().max() > 0.1
+
+
+def test_a_prompt_may_end_where_the_table_of_positions_does(tmp_path: Path) -> None:
+    """It is padded to a multiple of some tokens, of which none has a place there."""
+    policy = load(write(tmp_path, transformers.GPT2Config(**{**SHAPE, "bos_token_id": 257}, n_positions=66)))
+    (prefill,) = ModelRunner(policy.model).prefill([prompt := tuple(range(66))])
+    with torch.no_grad():
+        expected = policy.model(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(prefill.logits, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("stated", [0, -4])
 def test_a_context_without_room_is_refused(tmp_path: Path, stated: int) -> None:
     name = write(tmp_path, llama())

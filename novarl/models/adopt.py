@@ -63,6 +63,7 @@ def adopt(model: Any) -> Decoder | None:
         return None
     decoder.load_state_dict(dict(model.named_parameters(remove_duplicate=False)), assign=True)
     decoder.model.embed_tokens.padding_idx = model.model.embed_tokens.padding_idx
+    given.architectures = [type(model).__name__]  # as transformers writes it, whatever the file said that was read
     decoder.origin = SimpleNamespace(config=given, generation_config=model.generation_config)
     return decoder
 

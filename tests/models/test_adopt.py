@@ -4,6 +4,7 @@ learnt and saved; and what it must not take for its own."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,9 +203,15 @@ def test_weights_are_shared_and_not_copied(folder) -> None:
     assert {name: parameter.data_ptr() for name, parameter in decoder.named_parameters()} == places
 
 
+@pytest.mark.parametrize("stated", [["LlamaForCausalLM"], ["LlamaModel"], None])
 @pytest.mark.parametrize("family", ["llama tied", "llama 3", "qwen 2", "qwen 3"])
-def test_it_is_saved_as_what_it_was(folder, tmp_path: Path, family: str) -> None:
-    policy, original = load(folder(family)), theirs(folder(family), torch.float32)
+def test_it_is_saved_as_what_it_was(folder, tmp_path: Path, family: str, stated: list[str] | None) -> None:
+    """Under the name of its class too, whatever its configuration calls it."""
+    name = shutil.copytree(folder(family), tmp_path / "given")
+    config = json.loads((name / "config.json").read_text())
+    config |= {"architectures": stated}
+    (name / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    policy, original = load(str(name)), theirs(str(name), torch.float32)
     with torch.no_grad():
         for both in zip(policy.model.parameters(), original.parameters(), strict=True):
             for parameter in both:
@@ -216,6 +223,7 @@ def test_it_is_saved_as_what_it_was(folder, tmp_path: Path, family: str) -> None
         assert mine == expected, name
     again = theirs(str(tmp_path / "mine"), torch.float32)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), original.parameters(), strict=True))
+    assert json.loads((tmp_path / "mine" / "config.json").read_text())["architectures"] == [type(original).__name__]
     back = load(str(tmp_path / "mine"))
     assert isinstance(back.model, Decoder) and (back.eos_ids, back.context) == (policy.eos_ids, policy.context)
 

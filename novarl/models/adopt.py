@@ -36,7 +36,6 @@ def adopt(model: Any) -> Decoder | None:
     plain = (
         given.hidden_act == "silu"
         and getattr(rotary, "rope_type", None) in STEADY_ROPE
-        and getattr(rotary, "attention_scaling", None) == 1.0
         and rotary.inv_freq.numel() * 2 == head_dim
     )
     if not plain:

@@ -118,7 +118,7 @@ def test_log_probabilities_and_gradients_are_transformers_own(folder, batch, ora
     expected = torch.cat([oracle(original, row) for row in batch.rows if len(row) > 1])
     assert expected.mean() > -0.5, "the model is not sharp"
     predicted = batch.prev >= 0
-    # Angles are float32 on both sides, whatever the weights are.
+    # transformers' norms go through float32, whatever the weights are; all else is the same, the angles to the bit.
     torch.testing.assert_close(logp[predicted], expected, rtol=0, atol=1e-5)
     (logp * batch.weight).sum().backward()
     (expected * batch.weight[predicted]).sum().backward()
@@ -167,6 +167,14 @@ def test_what_would_be_another_model_is_left_to_transformers(folder, batch, orac
         logp, _ = token_logprobs(mine, batch)
         expected = torch.cat([oracle(theirs(folder(family), torch.float32), row) for row in batch.rows if len(row) > 1])
     torch.testing.assert_close(logp[batch.prev >= 0], expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", [family for family in LEFT if "window" not in family] + ["half rotated"])
+def test_another_model_is_not_even_tried(family: str) -> None:
+    """`load` would notice by its logits too, so here nothing else is asked."""
+    half = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0, "partial_rotary_factor": 0.5}
+    config = transformers.LlamaConfig(**SHAPE, rope_parameters=half) if family == "half rotated" else LEFT[family]()
+    assert adopt.adopt(transformers.AutoModelForCausalLM.from_config(config)) is None
 
 
 @pytest.mark.parametrize("fault", ["angles", "norm", "head"])

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from novarl.models.attention import masked_attention
 from novarl.models.fused import Linear
 from novarl.models.kv_cache import SLAB, KVCache, attention_mask
+from novarl.models.lora import adapted_weight
 from novarl.models.matrices import Matrix, as_matrix
 from novarl.models.transformer import (
     MLP,
@@ -72,15 +73,10 @@ class _Weights:
         )
 
 
-@torch.no_grad()
 def _weight(linear: nn.Module) -> Tensor:
-    """The weight [N, K] of a linear layer, or, where it has an adapter, what it does to unit vectors, transposed."""
+    """The weight [N, K] of a linear layer, with what its adapter adds."""
     weight: Tensor = linear.weight  # type: ignore[assignment]
-    if type(linear) is Linear:
-        return weight.detach()
-    product: Tensor = linear(torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device))
-    bias = _bias(linear)
-    return (product if bias is None else product - bias).t()
+    return weight.detach() if type(linear) is Linear else adapted_weight(linear)
 
 
 def _bias(linear: nn.Module) -> Tensor | None:

@@ -125,6 +125,13 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
+def adapted_weight(layer: Any) -> Tensor:
+    """W + (alpha / rank) B A of a layer that has an adapter; W, to the bit, where B is zero or adapters are off."""
+    weight: Tensor = layer.get_base_layer().weight
+    return weight.detach() if layer.disable_adapters else weight + layer.get_delta_weight(ADAPTER)
+
+
+@torch.no_grad()
 def merged(model: nn.Module) -> nn.Module:
     """The plain model with W + (alpha / rank) B A in the place of W, of the architecture that `model` had before
     `inject`; `model` itself stays as it is. Weights without an adapter are shared, not copied."""

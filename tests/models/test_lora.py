@@ -13,10 +13,12 @@ from torch import nn
 from novarl.core.errors import NovaError
 from novarl.core.types import Sampling
 from novarl.engines.local import LocalEngine, sample_all
+from novarl.engines.runner import ModelRunner
 from novarl.models.forward import token_logprobs
 from novarl.models.load import Policy, load, save
 from novarl.models.lora import (
     LoraSettings,
+    adapted_weight,
     adapter_weights,
     inject,
     merged,
@@ -164,6 +166,31 @@ def test_the_engine_samples_with_the_adapters_and_agrees_with_the_learner(policy
         whole = [*row, *completion.tokens]
         learner = token_logprobs(policy.model, flat([whole]))[0][len(row) :]
         assert torch.allclose(learner, torch.tensor(completion.logp), atol=1e-4, rtol=0)
+
+
+def test_the_samplers_weights_lose_no_digit_to_a_large_bias(tmp_path: Path) -> None:
+    model = policy_of("qwen2", tmp_path / "model").model
+    layer = model.model.layers[0].self_attn
+    layer.k_proj.bias.data.fill_(400.0)
+    runner, prompts = ModelRunner(model), [tuple(row) for row in ROWS]
+
+    def sampled() -> torch.Tensor:
+        runner.refresh()
+        return torch.stack([prefill.logits for prefill in runner.prefill(prompts)])
+
+    assert runner.reads_segments, "not the lean forward pass"
+    before, base = sampled(), layer.k_proj.weight.detach().clone()
+    inject(model, RANK8, seed=0)
+    assert torch.equal(adapted_weight(layer.k_proj), base)
+    assert torch.equal(sampled(), before)
+    shake(model)
+    down, up = (part["default"].weight.double() for part in (layer.k_proj.lora_A, layer.k_proj.lora_B))
+    exact = base.double() + 2.0 * up @ down
+    assert (adapted_weight(layer.k_proj) - exact).abs().max() < 1e-7
+    assert (sampled() - before).abs().max() > 1e-2
+    with without_adapters(model):
+        assert torch.equal(adapted_weight(layer.k_proj), base)
+        assert torch.equal(sampled(), before)
 
 
 def test_the_start_is_drawn_from_the_seed_alone() -> None:

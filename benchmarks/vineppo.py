@@ -258,7 +258,9 @@ def measure(run_dir: Path) -> dict[str, Any]:
     device, ranks = start_machine(config.device, config.threads, config.seed)
     with Interrupts() as interrupts:
         opened = open_run(config, ranks)
-        run = compose(config, plan, ranks=ranks, device=device, opened=opened, interrupts=interrupts)
+        run = compose(
+            config, plan, opened.state, ranks=ranks, device=device, opened=opened, interrupts=interrupts, far=None
+        )
         stages = online_stages(run)
         assert run.state is not None and stages.supplier is not None
         stages.supplier.load_state_dict(run.state["supplier"])

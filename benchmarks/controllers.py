@@ -229,7 +229,7 @@ def bounds(found: Mapping[str, Sequence[Records]]) -> tuple[str, bool, dict[str,
 
 def weighed() -> dict[str, tuple[str, ...]]:
     """Reward with KL as a second objective under several weights; reward alone is the free run of the constraints."""
-    arms = {}
+    arms: dict[str, tuple[str, ...]] = {}
     for method in ("weighted_sum", "smooth_tchebycheff"):
         for weight in WEIGHTS:
             objectives = (

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,15 @@ def measure(device: str) -> Rates:
     def product(rows: int, dtype: torch.dtype) -> float:
         left, right = torch.randn(rows, WIDTH).to(dtype), torch.randn(INNER, WIDTH).to(dtype).t()
         out, times = torch.empty(rows, INNER, dtype=dtype), max(1, ROWS // rows)  # fresh memory would cost page faults
+
+        def multiply(weight: torch.Tensor) -> None:
+            for _ in range(times):
+                products.times(left, weight)
+
         seconds = _best(lambda: [torch.mm(left, right, out=out) for _ in range(times)], wait)
         if is_fast(left, right):
             for weight in (right.t(), products.pack(right.t())):
-                seconds = min(seconds, _best(lambda w=weight: [products.times(left, w) for _ in range(times)], wait))
+                seconds = min(seconds, _best(partial(multiply, weight), wait))
         return 2 * rows * WIDTH * INNER * times / seconds / 1e9
 
     block = torch.ones(64 * 2**20)  # 256 MB: no cache holds it

@@ -6,6 +6,7 @@ import argparse
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from benchmarks import report
 from benchmarks.runs import novarl, summary
@@ -22,7 +23,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
-    rows, data = [], []
+    rows: list[list[Any]] = []
+    data: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for arm, extra in ARMS.items():
             for seed in arguments.seeds:

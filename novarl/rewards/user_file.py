@@ -6,8 +6,9 @@
 The form is recognised by the signature, before training: a function with a parameter `completions` (or with nothing but
 `**columns`) is TRL's, one that takes two positional arguments is the other. `messages` is the whole conversation with
 the policy's last answer at its end, as RL2 passes it; `prompts` and `completions` are lists of messages, or strings
-where the data's prompts are. The file runs in a process of its own with a time limit per call,
-so a reward that hangs, exits or crashes costs its own rollouts (for TRL's form: the batch's) and nothing else.
+where the data's prompts are, and `completion_ids` are the tokens that were sampled. The file runs in a process of its
+own with a time limit per call, so a reward that hangs, exits or crashes costs its own rollouts (for TRL's form: the
+batch's) and nothing else.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class FileReward:
         columns["answer"] = [rollout.prompt.answer for rollout in rollouts]
         columns["prompts"] = [_asked(rollout) for rollout in rollouts]
         columns["completions"] = [_answered(rollout) for rollout in rollouts]
+        columns["completion_ids"] = [_sampled(rollout) for rollout in rollouts]
         takes = {name for name, _, _ in self.function.parameters}
         takes_all = any(kind == "VAR_KEYWORD" for _, kind, _ in self.function.parameters)
         return {name: column for name, column in columns.items() if takes_all or name in takes}
@@ -132,7 +134,7 @@ def form(function: Function) -> Literal["row", "batch"]:
 
 
 def _check_columns(function: Function, columns: Collection[str]) -> None:
-    known = {"prompts", "completions", *columns}
+    known = {"prompts", "completions", "completion_ids", *columns}
     for name, kind, has_default in function.parameters:
         if name not in known and not has_default and kind not in ("VAR_KEYWORD", "VAR_POSITIONAL"):
             what = f"{function.name} needs a column {name!r}, which the data does not have"
@@ -148,6 +150,16 @@ def _asked(rollout: Rollout) -> str | list[Any]:
 def _answered(rollout: Rollout) -> str | list[Any]:
     """TRL's completion, in the form of its prompt."""
     return list(rollout.messages[len(rollout.prompt.messages) :]) if rollout.prompt.conversational else rollout.text
+
+
+def _sampled(rollout: Rollout) -> list[int]:
+    """The tokens that the policy sampled, in their order."""
+    return [
+        token
+        for sequence in rollout.sequences
+        for token, mine in zip(sequence.tokens, sequence.mask, strict=True)
+        if mine
+    ]
 
 
 def _row(rollout: Rollout) -> tuple[list[Any], Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from novarl.core.errors import NovaError
-from novarl.core.types import Rollout, Scored
+from novarl.core.types import Rollout, Scored, Sequence
 from novarl.rewards.compose import RewardSet
 from novarl.rewards.registry import find_reward
 from novarl.rewards.user_file import load, split_spec
@@ -128,7 +128,7 @@ TRL = """
 
     def reward_func(prompts, completions, answer, level, **columns):
         assert [p[0]["role"] for p in prompts] == ["user"] * len(completions)
-        assert sorted(columns) == ["topic"]
+        assert sorted(columns) == ["completion_ids", "topic"]
         return [float(c[0]["content"] == a) + l for c, a, l in zip(completions, answer, level)]
 
     async def later(completions):
@@ -137,6 +137,9 @@ TRL = """
 
     def texts(prompts, completions):
         return [len(p) + len(c) / 100 for p, c in zip(prompts, completions)]
+
+    def tokens(completions, completion_ids):
+        return [ids[0] + ids[1] / 100 for ids in completion_ids]
 
     def short(completions, **columns):
         return [1.0]
@@ -162,6 +165,14 @@ def test_trl_functions_get_the_batch_and_the_columns_they_name(say, write) -> No
     assert [item.reward for item in score(load(f"{path}:reward_func"), rollouts)] == [3.0, 3.0]
     assert [item.reward for item in score(load(f"{path}:array"), rollouts)] == [0.0, 1.0]
     assert [item.reward for item in score(load(f"{path}:only_columns"), rollouts)] == [2.0, 2.0]
+
+
+def test_trl_functions_get_the_tokens_that_were_sampled(say, write) -> None:
+    zeros = (0.0,) * 4
+    sequence = Sequence((7, 8, 9, 5), (False, True, False, True), zeros, zeros, (0, 0, 0, 0))
+    asked = replace(say("ab"), sequences=(sequence,))
+    reward = load(f"{write(TRL)}:tokens", columns=[])
+    assert [item.reward for item in score(reward, [asked, asked])] == [8.05, 8.05]
 
 
 def test_trl_none_fails_one_rollout(say, write) -> None:

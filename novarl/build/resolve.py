@@ -18,7 +18,7 @@ from novarl.config.tree import BUILT_IN_MODELS, RLConfig, SFTConfig
 from novarl.core.errors import NovaError
 from novarl.tasks.registry import Task, find_task
 
-SMALL_WIDTH = 512
+SMALL_WIDTH = 256
 """A model this wide or narrower (the built-in ones are 128 and 256) learns at rates that would ruin a large one."""
 SMALL_RL_LR, LARGE_RL_LR = 3e-4, 1e-6
 SMALL_SFT_LR, LARGE_SFT_LR = 1e-3, 1e-5

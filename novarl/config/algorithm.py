@@ -76,8 +76,8 @@ class Critic(Node):
     clip: Above0 | None = None
     """How far a value may move in one rollout before its loss stops pulling; null: no clip."""
     lr: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Its own learning rate; null: optim.lr for shared=true, otherwise one for the built-in models and one for all
-    others."""
+    """Its own learning rate; null: optim.lr for shared=true, otherwise one for models up to 256 wide, as the
+    built-in ones are, and one for others."""
     updates_per_rollout: Count | None = None
     """Its updates in a step, a multiple of the policy's; null: as many."""
     warmup_steps: Whole = 0

@@ -181,7 +181,7 @@ class Optim(Node):
     """AdamW and its learning-rate schedule, counted in optimiser updates."""
 
     lr: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """null: one for the built-in models and one for all others; `novarl explain` says which."""
+    """null: one for models up to 256 wide, as the built-in ones, and one for others; `novarl explain` says which."""
     weight_decay: AtLeast0 = 0.0
     """On matrices only."""
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)

@@ -17,7 +17,7 @@ TRL = """
         return [float(l) + len(c) % 3 for c, l in zip(completions, level)]
 
     def messages(prompts, completions, **columns):
-        assert sorted(columns) == ["answer", "level"], columns
+        assert sorted(columns) == ["answer", "completion_ids", "level"], columns
         assert all([m["role"] for m in p] == ["system", "user"] for p in prompts)
         assert all([m["role"] for m in c] == ["assistant"] for c in completions)
         return [float(len(c[0]["content"]) % 3) for c in completions]

@@ -125,12 +125,12 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
         return Opened(rundir, checkpoint, _changed(config, rundir))
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     rundir = RunDir(Path(ranks.from_first(name)))
+    _claim(rundir, ranks)
     if resume is None:
         rundir.refuse_if_taken()
         return Opened(rundir, None, [])
     rundir.refuse_strangers()
     _check_kind(rundir, kind)
-    _claim(rundir, ranks)
     found, troubles = Checkpoints(rundir.path / "checkpoints", keep=1).find() if ranks.rank == 0 else (None, [])
     found, troubles = ranks.from_first((found, troubles))
     if found is None and troubles:
@@ -225,7 +225,7 @@ class Session:
             whole = state.pending is None
             step = state.step if whole else state.step + 1
             record = {**record, "update": float(state.update)}
-            if whole and "episodes" in record:
+            if whole and "episodes" in record and ("rollouts" in self.facts or state.step == 1):
                 self._count(record)
             best = False
             if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:

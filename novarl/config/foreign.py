@@ -15,7 +15,7 @@ SUPPORT = "training samples from the full distribution: under a cut one the lear
 class Alias:
     """`old` stands for every key of `new`; `implies` is set too, where nothing else says otherwise. Of the values, all
     have a partner, or only those of `values`; `otherwise` says what to write for others. It is known to `commands`, or
-    to all that have the keys."""
+    to all that have the keys. At a value of `unset` it says nothing."""
 
     old: str
     new: tuple[str, ...]
@@ -27,6 +27,15 @@ class Alias:
     values: Mapping[Any, Any] = field(default_factory=dict)
     otherwise: str = ""
     commands: tuple[str, ...] = ()
+    unset: tuple[Any, ...] = ()
+
+    def leaves_out(self, value: Any) -> bool:
+        """Whether the value says what saying nothing does: it stands in the library's own dumps."""
+        return value in self.unset or (value is None and self.source == "TRL")
+
+    def still(self, path: str, value: Any) -> bool:
+        """Whether `path` is implied as before where the key itself is `value` now, under whatever name."""
+        return value not in (0, None) and not callable(self.implies[path])
 
     def implied(self, value: Any) -> dict[str, Any]:
         """What goes with it at a value; off, at 0 or null, nothing does."""

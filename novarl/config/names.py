@@ -68,9 +68,12 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
     """The entries under our own names; of two for one key the later source wins, within one source it is an error.
     What cannot be is said of every entry at once."""
     found: dict[str, Entry] = {}
-    implied: dict[str, Entry] = {}
+    implied: dict[str, tuple[Alias, Entry]] = {}
     refused: list[NovaError] = []
     for entry in join(entries, tree):
+        alias = active(tree).get(entry.given)
+        if alias is not None and alias.leaves_out(entry.value):
+            continue
         try:
             translated = translate(entry, tree)
         except NovaError as error:
@@ -78,12 +81,14 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
             continue
         for path, value in translated.items():
             _add(found, replace(entry, path=path, value=value))
-        alias = active(tree).get(entry.given)
+            # What an earlier value implied, this one may not.
+            implied = {to: (by, old) for to, (by, old) in implied.items() if path not in by.new or by.still(to, value)}
         for path, value in (alias.implied(entry.value) if alias else {}).items():
-            implied[path] = replace(entry, path=path, value=value)
+            assert alias is not None
+            implied[path] = (alias, replace(entry, path=path, value=value))
     if refused:
         raise refused[0] if len(refused) == 1 else NovaErrors(refused)
-    return {**{path: entry for path, entry in implied.items() if path not in found}, **found}
+    return {**{path: entry for path, (_, entry) in implied.items() if path not in found}, **found}
 
 
 def translate(entry: Entry, tree: type[Config]) -> dict[str, Any]:
@@ -272,6 +277,8 @@ def _partner(entry: Entry, alias: Alias) -> Any:
 
 def _accept(entry: Entry, row: Fixed) -> dict[str, Any]:
     if isinstance(entry.value, bool) == isinstance(row.values[0], bool) and entry.value in row.values:
+        return {}
+    if entry.value is None and row.source == "TRL":  # unset there, as in the library's own dumps
         return {}
     fix = f"leave it out, or at {str(row.values[0]).lower()}"
     raise NovaError(f"cannot be {entry.value!r:.60}: {row.reason}", where=entry.place, fix=fix)

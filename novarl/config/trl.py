@@ -26,6 +26,7 @@ ALIASES: tuple[Alias, ...] = (
         "TRL",
         3,
         note="TRL counts optimiser updates; for `rl` a step is a rollout with all of its `updates_per_rollout`",
+        unset=(-1,),
     ),
     *rows("TRL", 2.0, "epochs", "num_train_epochs"),
     *rows("TRL", "small", "model", "model_name_or_path"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class NovaError(Exception):
@@ -16,8 +17,12 @@ class NovaError(Exception):
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
         self.what, self.where, self.fix = what, where, fix
-        self.each: tuple[NovaError, ...] = (self,)
         super().__init__(what)
+
+    @property
+    def each(self) -> tuple[NovaError, ...]:
+        """The mistakes that this tells of."""
+        return (self,)
 
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
@@ -34,7 +39,14 @@ class NovaErrors(NovaError):
 
     def __init__(self, each: Sequence[NovaError]) -> None:
         super().__init__(each[0].what, where=each[0].where, fix=each[0].fix)
-        self.each = tuple(each)
+        self._each = tuple(each)
+
+    @property
+    def each(self) -> tuple[NovaError, ...]:
+        return self._each
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NovaErrors, (self._each,)
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.each))

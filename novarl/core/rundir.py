@@ -66,14 +66,19 @@ class RunDir:
         place = self.path.resolve()
         if place in _claims or not place.is_dir():
             return None
-        _claims[place] = number = os.open(place, os.O_RDONLY)
+        try:
+            number = os.open(place, os.O_RDONLY)
+        except OSError:  # not to be read: nobody can know
+            return None
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            os.close(number)
             what, fix = "another process is writing this run", "wait for it, or end it"
             return NovaError(what, where=f"run_dir={self.path}", fix=fix)
         except OSError:  # a file system without locks: nobody can know
             pass
+        _claims[place] = number
         return None
 
     def create(self) -> None:
@@ -91,8 +96,10 @@ class RunDir:
             raise NovaError(
                 f"cannot write there: {error.strerror}", where=f"run_dir={self.path}", fix="choose another run_dir"
             ) from None
-        if (taken := self.claim()) is not None:
-            raise taken
+        if self.path.resolve() not in _claims:  # it was not there when it was looked for
+            if (taken := self.claim()) is not None:
+                raise taken
+            self.refuse_if_taken()
 
     def refuse_if_taken(self) -> None:
         """A directory that holds a run, or somebody else's files, is never written over."""
@@ -111,6 +118,8 @@ class RunDir:
     def refuse_strangers(self) -> None:
         """Files of the names that a run uses, where there is no run, are not ours to cut, clear or replace."""
         found = next((name for name in FOREIGN if (self.path / name).exists()), None)
+        if found == "config.json" and "model_type" not in (self.path / found).read_text(errors="replace"):
+            found = None  # of this run, where somebody keeps it so
         if found is not None and not self.holds_a_run():
             raise NovaError(
                 f"the directory holds {found}, which no run has written",

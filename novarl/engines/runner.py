@@ -71,7 +71,7 @@ class ModelRunner:
         self._masks = _Masks(model, self.dtype)
         self._lean: LeanDecoder | None = None
         self._head: PackedMatrix | None = None
-        self._recorded = RecordedSteps(self._step) if records(model) else None
+        self._recorded = RecordedSteps(self._step, self._tables) if records(model) else None
         self.refresh()
         self._check_cache()
         self.refresh()  # what the check made need not wait for the first request
@@ -162,6 +162,10 @@ class ModelRunner:
         """`decode` of rows that all read the same number of slots, as it is recorded."""
         hidden = self._hidden(tokens[:, None], positions[:, None], cache, [(0, len(tokens), slots)])
         return self._logits(hidden[:, 0].contiguous())
+
+    def _tables(self) -> tuple[Tensor, ...]:
+        """What a step reads beside weights and cache."""
+        return () if self._lean is None else self._lean.tables
 
     def _hidden(
         self,

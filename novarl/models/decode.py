@@ -133,6 +133,11 @@ class LeanDecoder:
         """The slots of a slab, if a cache for decoding should be cut into slabs."""
         return SLAB if self._model.norm.weight.device.type == "cpu" else None
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all slots so far; longer caches bring others."""
+        return self._cos, self._sin
+
     def hidden(
         self,
         tokens: Tensor,

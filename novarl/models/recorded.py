@@ -9,7 +9,7 @@ slots beyond a row's tokens are hidden by the mask.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -46,22 +46,26 @@ def records(model: nn.Module) -> bool:
 class RecordedSteps:
     """`step` for any number of rows, replayed from recordings where a shape comes again and again."""
 
-    def __init__(self, step: Step) -> None:
-        self._step, self._recorder = step, Recorder()
+    def __init__(self, step: Step, reads: Callable[[], Sequence[Tensor]]) -> None:
+        """`reads` are tensors beside the cache's and the weights that steps read, and that others may replace."""
+        self._step, self._reads, self._recorder = step, reads, Recorder()
         self.forget()
 
     def forget(self) -> None:
         """Let go of recordings: weights or the cache are elsewhere now."""
         self._seen: Counter[tuple[int, int]] = Counter()
-        self._recorded: dict[tuple[int, int], tuple[Callable[[], None], Tensor]] = {}
-        self._memory: Tensor | None = None
+        self._recorded: dict[tuple[int, int], Callable[[], None]] = {}
+        self._memory: list[Tensor] = []
+        self._logits: Tensor | None = None
+        self._recorder.forget()
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: KVCache, longest: int) -> Tensor:
         """Logits [B, V] after feeding tokens [B] at slots `positions` [B]; they hold until the next call. `longest` is
         the number of slots that attention must read; rows of the cache from B on hold nothing."""
-        if self._memory is not cache.keys[0]:
+        memory = [cache.keys[0], *self._reads()]
+        if [id(tensor) for tensor in memory] != [id(tensor) for tensor in self._memory]:
             self.forget()
-            self._memory = cache.keys[0]
+            self._memory = memory  # kept: nobody else's tensors shall lie there meanwhile
             self._fed = tokens.new_zeros(2, cache.rows)
         count = len(tokens)
         shape = rows, slots = min(_doubling(count, 1), cache.rows), min(_doubling(longest, LEAST), cache.capacity)
@@ -72,39 +76,53 @@ class RecordedSteps:
             if self._seen[shape] == OFTEN:
                 self._record(cache, shape, logits)
             return logits[:count]
-        replay, logits = self._recorded[shape]
-        replay()
-        return logits[:count]
+        self._recorded[shape]()
+        assert self._logits is not None
+        return self._logits[:count]
 
     def _run(self, cache: KVCache, rows: int, slots: int) -> Tensor:
         return self._step(self._fed[0, :rows], self._fed[1, :rows], cache, slots)
 
     def _record(self, cache: KVCache, shape: tuple[int, int], true: Tensor) -> None:
         """Record a shape by the step that has just run, whose logits were `true`, and see that it gives them again:
-        the step writes to the cache what is there already."""
+        the step writes to the cache what is there already. Where there is no memory for it, steps go on as they are."""
         try:
-            replay, logits = self._recorder(lambda: self._run(cache, *shape))
+            if self._logits is None:
+                self._logits = true.new_empty(cache.rows, true.shape[1])  # one for all: a vocabulary is wide
+            logits = self._logits[: len(true)]
+            replay = self._recorder(lambda: logits.copy_(self._run(cache, *shape)))
         except RuntimeError as error:
             if out_of_memory(error):
-                raise
+                return
             raise _refusal(f"a step of decoding cannot be recorded: {first_line(error)}") from error
         logits.zero_()
         replay()
         distance = float((logits - true).norm() / true.norm().clamp(min=1e-9))
         if not distance <= EQUAL and bool(true.isfinite().all()):
             raise _refusal(f"a recorded step's logits are off by a relative {distance:.1e}")
-        self._recorded[shape] = replay, logits
+        self._recorded[shape] = replay
 
 
 class Recorder:
-    """Records what a function starts on the GPU, without doing it: (replay, what the function returned, which holds its
-    result after `replay()`)."""
+    """Records what a function starts on the GPU, without doing it, and returns what does it."""
 
     def __init__(self) -> None:
         self._first: torch.cuda.CUDAGraph | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def forget(self) -> None:
+        """The memory of recordings that are gone may go back."""
+        self._first = None
+
+    def __call__(self, function: Callable[[], object]) -> Callable[[], None]:
+        try:
+            return self._record(function)
+        except torch.OutOfMemoryError:
+            # What learning has freed is kept for it, and not given to a recording.
+            torch.cuda.empty_cache()
+            return self._record(function)
+
+    def _record(self, function: Callable[[], object]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         self._stream = self._stream or torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -114,15 +132,15 @@ class Recorder:
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                result = function()
-            except RuntimeError:
+                function()
+            except BaseException:
                 with suppress(RuntimeError):  # a recording that broke does not end well either, and says less of why
                     graph.capture_end()
                 raise
             graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         self._first = self._first or graph
-        return graph.replay, result
+        return graph.replay
 
 
 def _doubling(count: int, least: int) -> int:

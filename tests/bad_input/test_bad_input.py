@@ -333,7 +333,9 @@ CHECKPOINTS = {
         lambda folder: shutil.rmtree(folder / "run/checkpoints"),
     ),
     "run_dir holds a model": Case(
-        "rl ON_TASK run_dir=model", "run_dir=model: the directory holds config.json", {"model/config.json": "{}"}
+        "rl ON_TASK run_dir=model",
+        "run_dir=model: the directory holds config.json",
+        {"model/config.json": '{"model_type": "llama"}'},
     ),
     "run_dir holds another program's manifest": Case(
         "rl ON_TASK run_dir=mine", "the directory holds manifest.json, which no run has", {"mine/manifest.json": "[1]"}

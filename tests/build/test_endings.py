@@ -19,6 +19,7 @@ import torch
 
 from novarl.build.judge import Judge
 from novarl.core.checkpoint import damage
+from novarl.core.rundir import RunDir
 from novarl.loops.evaluate import Evaluation
 from novarl.observe.sinks.jsonl import JsonlSink
 from tests.build.harness import (
@@ -303,7 +304,8 @@ def test_two_processes_do_not_write_one_run(folder: Path) -> None:
     with claim(env={**os.environ, "PYTHONPATH": str(ROOT)}) as other:
         assert other.stdout is not None and other.stdout.readline() == "None\n"
         before = snapshot(folder)
-        for more in (("resume=auto",), (f"resume={next((folder / 'run/checkpoints').glob('step-*'))}",)):
+        assert RunDir(folder / "run").claim() is not None and RunDir(folder / "run").claim() is not None
+        for more in ((), ("resume=auto",), (f"resume={next((folder / 'run/checkpoints').glob('step-*'))}",)):
             ended = novarl("sft", *SFT, "task=sort", "run_dir=run", "steps=2", *more)
             assert ended.code == 2
             assert "run_dir=run: another process is writing this run (wait for it, or end it)" in ended.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,31 @@ def test_a_name_of_another_command_says_whose_it_is() -> None:
     assert said(SFTConfig, "beta=0.1").endswith("unknown key (it is for novarl rl, dpo, rm: leave it out)")
     assert said(SFTConfig, "num_generations=4").endswith("(it is for novarl rl: leave it out)")
     assert "| `num_train_epochs` | `epochs` | sft, dpo, rm | TRL |" in page()
+
+
+@pytest.mark.parametrize(
+    "name", ["top_k", "min_p", "fp16", "bf16", "ref_model", "save_total_limit", "beta", "report_to"]
+)
+def test_null_is_unset_as_in_a_dump_of_trls_settings(name: str) -> None:
+    plain = load(RLConfig, preset={"task": "sort"})
+    assert load(RLConfig, preset={"task": "sort", name: None}) == plain
+    assert load(RLConfig, preset={"task": "sort", "max_steps": -1}) == plain
+
+
+def test_what_a_name_implies_goes_with_its_value() -> None:
+    def given(first: dict[str, Any], *words: str) -> RLConfig:
+        return load(RLConfig, preset={"task": "sort", **first}, overrides=list(words))
+
+    assert given({"num_iterations": 4}).updates_per_rollout == 4
+    assert given({"num_iterations": 4}, "epochs_per_rollout=1") == given({}, "epochs_per_rollout=1")
+    assert given({"num_iterations": 4}, "num_iterations=2").updates_per_rollout == 2
+    assert given({"beta": 0.04}).kl.type == "loss"
+    for off in ("beta=0", "kl.coef=0"):
+        assert given({"beta": 0.04}, off).kl.type is None
+    assert given({"beta": 0.04}, "kl.coef=0.1").kl.type == "loss", "another price is paid at the same place"
+
+
+def test_several_mistakes_travel_between_processes() -> None:
+    both = NovaErrors([NovaError("one", where="a", fix="x"), NovaError("two")])
+    assert str(pickle.loads(pickle.dumps(both))) == str(both) == "a: one (x); two"
+    assert len(pickle.loads(pickle.dumps(both)).each) == 2

@@ -24,10 +24,12 @@ from novarl.models import decode, matrices, recorded
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.decode import LeanDecoder
 from novarl.models.load import Policy, load
-from novarl.models.recorded import OFTEN, RecordedSteps
+from novarl.models.recorded import OFTEN
 
 from .conftest import echo, full_logits
 
+BACK = OFTEN + 4
+"""Steps that a test runs: the first makes tables for its cache, the next are counted, and three are replayed."""
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "item", "lift_fresh")
 """Operators that wait for the GPU, or bring numbers of Python's to it: neither can be recorded."""
 
@@ -50,18 +52,20 @@ class Operators:
     def __init__(self) -> None:
         self.recordings = self.replays = 0
 
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def __call__(self, function: Callable[[], object]) -> Callable[[], None]:
         self.recordings += 1
         with NothingWaits():
             graph = make_fx(function)()
         assert not list(graph.graph.find_nodes(op="placeholder"))
-        result = function().clone()
 
         def replay() -> None:
             self.replays += 1
-            result.copy_(graph())
+            graph()
 
-        return replay, result
+        return replay
+
+    def forget(self) -> None:
+        pass
 
 
 @pytest.fixture(params=["products", "fused kernel"])
@@ -117,12 +121,12 @@ def test_recorded_steps_sample_what_steps_do(
 
 
 def runner_and_rows(policy: Policy, count: int = 5) -> tuple[ModelRunner, list[list[int]], Any]:
-    """A runner, texts, and a cache that holds all but the last OFTEN + 3 tokens of each."""
+    """A runner, texts, and a cache that holds all but the last BACK tokens of each."""
     runner, rng = ModelRunner(policy.model), random.Random(8)
     texts = [echo(30 + 7 * row, rng=rng) for row in range(count)]
     cache = runner.new_cache()
     cache.reserve(256, rows=8)
-    for row, prefill in enumerate(runner.prefill([tuple(text[: -OFTEN - 3]) for text in texts])):
+    for row, prefill in enumerate(runner.prefill([tuple(text[:-BACK]) for text in texts])):
         cache.insert([row], prefill.cache, [prefill.row], length=len(prefill.prompt))
     return runner, texts, cache
 
@@ -137,7 +141,7 @@ def feed(runner: ModelRunner, texts: list[list[int]], cache: Any, back: int) -> 
 
 def test_replayed_logits_are_those_of_a_plain_forward_pass(policy: Policy, operators: Operators) -> None:
     runner, texts, cache = runner_and_rows(policy)
-    for back in range(OFTEN + 3, 0, -1):
+    for back in range(BACK, 0, -1):
         logits = feed(runner, texts, cache, back)
         true = [full_logits(policy.model, text)[-back] for text in texts]
         torch.testing.assert_close(logits, torch.stack(true), rtol=1e-3, atol=1e-3)
@@ -149,7 +153,7 @@ def test_a_cache_that_moved_and_new_weights_are_recorded_anew(operators: Operato
     with torch.no_grad():
         policy.model.lm_head.weight.mul_(20)
     runner, texts, cache = runner_and_rows(policy)
-    for back in range(OFTEN + 3, 2, -1):
+    for back in range(BACK, 2, -1):
         feed(runner, texts, cache, back)
     assert operators.recordings == 1
     cache.reserve(600)
@@ -181,35 +185,45 @@ def test_what_cannot_be_recorded_is_refused_by_name(
         return original(self, tokens, *arguments)
 
     if fault == "forgets an input":
-        take = operators.__call__
-
-        def other(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-            _, result = take(function)
-            return lambda: None, result
-
-        monkeypatch.setattr(runner, "_recorded", RecordedSteps(runner._step))
-        monkeypatch.setattr(runner._recorded, "_recorder", other)
+        monkeypatch.setattr(Operators, "__call__", lambda self, function: lambda: None)
     monkeypatch.setattr(LeanDecoder, "hidden", hidden)
     problem = "cannot be recorded: operation not permitted" if fault == "waits" else "logits are off by a relative 1"
     with pytest.raises(NovaError, match=problem) as caught:
-        for back in range(OFTEN + 3, 0, -1):
+        for back in range(BACK, 0, -1):
             feed(runner, texts, cache, back)
     assert "leave compile out" in str(caught.value)
 
 
-def test_memory_that_runs_out_is_no_fault_of_recording(
+def test_without_memory_for_a_recording_steps_go_on(
     policy: Policy, operators: Operators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, texts, cache = runner_and_rows(policy)
+    tried = []
 
-    def full(function: Callable[[], Tensor]) -> Any:
+    def full(self: Operators, function: Callable[[], object]) -> Any:
+        tried.append(function)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    assert runner._recorded is not None
-    monkeypatch.setattr(runner._recorded, "_recorder", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        for back in range(OFTEN + 3, 0, -1):
-            feed(runner, texts, cache, back)
+    monkeypatch.setattr(Operators, "__call__", full)
+    for back in range(BACK, 0, -1):
+        true = torch.stack([full_logits(policy.model, text)[-back] for text in texts])
+        torch.testing.assert_close(feed(runner, texts, cache, back), true, rtol=1e-3, atol=1e-3)
+    assert len(tried) == 1, "once is enough"
+
+
+def test_tables_that_a_longer_prompt_replaces_are_recorded_anew(policy: Policy, operators: Operators) -> None:
+    """A GPU would read memory that is somebody else's by then: so recordings hold what they read, and go with it."""
+    runner, texts, cache = runner_and_rows(policy)
+    for back in range(BACK, 2, -1):
+        feed(runner, texts, cache, back)
+    assert runner._lean is not None and runner._recorded is not None and operators.recordings == 1
+    held = runner._lean.tables
+    assert all(any(table is one for one in runner._recorded._memory) for table in held)
+    runner.prefill([tuple(echo(300, rng=random.Random(1)))])
+    assert runner._lean.tables[0] is not held[0], "no longer prompt"
+    replays = operators.replays
+    feed(runner, texts, cache, 2)
+    assert operators.replays == replays and not any(held[0] is one for one in runner._recorded._memory)
 
 
 def test_a_model_that_has_diverged_is_not_called_a_bad_recording(operators: Operators) -> None:
@@ -217,7 +231,7 @@ def test_a_model_that_has_diverged_is_not_called_a_bad_recording(operators: Oper
     runner, texts, cache = runner_and_rows(diverged)
     with torch.no_grad():
         diverged.model.lm_head.weight.fill_(torch.nan)
-    for back in range(OFTEN + 3, 0, -1):
+    for back in range(BACK, 0, -1):
         assert feed(runner, texts, cache, back).isnan().all()
     assert operators.recordings == 1
 
@@ -252,17 +266,22 @@ def test_recordings_share_memory_and_tell_why_one_broke(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     recorder = recorded.Recorder()
 
-    def run(name: str) -> Tensor:
+    def run(name: str) -> None:
         Graph.calls.append(name)
         if name == "break":
             raise RuntimeError("operation not permitted when stream is capturing")
-        return torch.ones(1)
+        if name == "full" and Graph.calls.count("full") == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
 
-    replay, result = recorder(lambda: run("first"))
+    replay = recorder(lambda: run("first"))
     recorder(lambda: run("second"))
     replay()
     assert Graph.calls == [("begin", None), "first", "end", ("begin", "the pool of 0"), "second", "end", "replay"]
-    assert result == 1
+    Graph.calls.clear()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: Graph.calls.append("emptied"))
+    recorder.forget()
+    recorder(lambda: run("full"))
+    assert Graph.calls == [("begin", None), "full", "end", "emptied", ("begin", None), "full", "end"]
     with pytest.raises(RuntimeError, match="not permitted"):
         recorder(lambda: run("break"))
     assert Graph.calls[-1] == "end"

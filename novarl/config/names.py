@@ -83,9 +83,9 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
             _add(found, replace(entry, path=path, value=value))
             # What an earlier value implied, this one may not.
             implied = {to: (by, old) for to, (by, old) in implied.items() if path not in by.new or by.still(to, value)}
-        for path, value in (alias.implied(entry.value) if alias else {}).items():
-            assert alias is not None
-            implied[path] = (alias, replace(entry, path=path, value=value))
+        if alias is not None:
+            for path, value in alias.implied(entry.value).items():
+                implied[path] = (alias, replace(entry, path=path, value=value))
     if refused:
         raise refused[0] if len(refused) == 1 else NovaErrors(refused)
     return {**{path: entry for path, (_, entry) in implied.items() if path not in found}, **found}

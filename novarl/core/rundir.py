@@ -39,14 +39,15 @@ WRITTEN = (
 FOREIGN = ("manifest.json", *WRITTEN, "config.json")
 """What stands in a directory that is somebody else's: also the folder of a model."""
 
-_claims: dict[Path, int] = {}
-"""The directories that this process works in, each with the open file that locks it."""
+_claims: dict[Path, int | None] = {}
+"""The directories that this process works in, each with the open file that locks it, if it can be locked."""
 
 
 def let_go() -> None:
     """Other processes may write to the directories that this one has claimed."""
     while _claims:
-        os.close(_claims.popitem()[1])
+        if (number := _claims.popitem()[1]) is not None:
+            os.close(number)
 
 
 class RunDir:
@@ -66,17 +67,16 @@ class RunDir:
         place = self.path.resolve()
         if place in _claims or not place.is_dir():
             return None
+        number = None
         try:
             number = os.open(place, os.O_RDONLY)
-        except OSError:  # not to be read: nobody can know
-            return None
-        try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            assert number is not None
             os.close(number)
             what, fix = "another process is writing this run", "wait for it, or end it"
             return NovaError(what, where=f"run_dir={self.path}", fix=fix)
-        except OSError:  # a file system without locks: nobody can know
+        except OSError:  # not to be read, or on a file system without locks: nobody can know
             pass
         _claims[place] = number
         return None

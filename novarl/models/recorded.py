@@ -115,12 +115,10 @@ class Recorder:
         self._first = None
 
     def __call__(self, function: Callable[[], object]) -> Callable[[], None]:
-        try:
+        with suppress(torch.OutOfMemoryError):
             return self._record(function)
-        except torch.OutOfMemoryError:
-            # What learning has freed is kept for it, and not given to a recording.
-            torch.cuda.empty_cache()
-            return self._record(function)
+        torch.cuda.empty_cache()  # what learning has freed is kept for it, and not given to a recording
+        return self._record(function)
 
     def _record(self, function: Callable[[], object]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -348,3 +349,26 @@ def test_a_summary_counts_rollouts_that_failed_and_sees_that_none_differ(folder:
     differ = [row["zero_variance_groups"] < row["groups_kept"] for row in metrics(folder / "other")]
     assert summary(folder / "other")["rollouts"] == {"sampled": 16, "failed": 0, "flat": not differ[-1]}
     assert any(differ), "rewards that never differ show nothing"
+
+
+@pytest.mark.parametrize("lacking", ["locks", "the right to read"])
+def test_a_directory_that_cannot_be_locked_holds_runs_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    open_file = os.open
+
+    def refuse_directories(path: Any, *arguments: Any, **options: Any) -> int:
+        if isinstance(path, Path) and path.is_dir():
+            raise PermissionError(13, "Permission denied")
+        return open_file(path, *arguments, **options)
+
+    def no_locks(number: int, operation: int) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    if lacking == "locks":
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    else:
+        monkeypatch.setattr(os, "open", refuse_directories)
+    finished("sft", *SFT, "task=sort", "run_dir=run", "steps=1")
+    finished("sft", *SFT, "task=sort", "run_dir=run", "resume=auto", "steps=2")
+    assert len(metrics(folder / "run")) == 2

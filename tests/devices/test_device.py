@@ -15,17 +15,22 @@ from typing import Any
 
 import pytest
 
+REWARD = """
+def digits(messages, answer):
+    return float(sum(map(ord, messages[-1]["content"])) % 7)
+"""
+"""By which even an untrained model gets all sorts of scores."""
 RL = "task=sort warmup=4 steps=2 prompts_per_rollout=4 responses_per_prompt=4 eval.n=4 save_every=1"
 COMMANDS = {
-    "grpo": f"rl {RL} algo=grpo kl.coef=0.1 kl.type=loss micro.max_tokens=512",
+    "grpo": f"rl {RL} reward={{digits}} algo=grpo kl.coef=0.1 kl.type=loss micro.max_tokens=512",
     "resumed": "rl {grpo}/config.yaml run_dir={grpo} resume=auto steps=3",
-    "in 16 bits": f"rl {RL} dtype=bfloat16",
-    "ppo": f"rl {RL} algo=ppo",
-    "vineppo": f"rl {RL} algo=vineppo",
-    "prime": f"rl {RL} algo=prime",
-    "adapters": f"rl {RL} lora.rank=4 model={{grpo}}/checkpoints/latest/model",
-    "adopted": f"rl {RL} model={{llama}}",
-    "left": f"rl {RL} model={{olmo}}",
+    "in 16 bits": f"rl {RL} reward={{digits}} dtype=bfloat16",
+    "ppo": f"rl {RL} reward={{digits}} algo=ppo",
+    "vineppo": f"rl {RL} reward={{digits}} algo=vineppo",
+    "prime": f"rl {RL} reward={{digits}} algo=prime",
+    "adapters": f"rl {RL} reward={{digits}} lora.rank=4 model={{grpo}}/checkpoints/latest/model",
+    "adopted": f"rl {RL} reward={{digits}} model={{llama}}",
+    "left": f"rl {RL} reward={{digits}} model={{olmo}}",
     "sft": "sft task=sort steps=2 eval.n=4",
     "dpo": "dpo data={pairs} eval.data={pairs} steps=2",
     "rm": "rm data={pairs} eval.data={pairs} steps=2",
@@ -33,7 +38,17 @@ COMMANDS = {
 }
 HOME = {"resumed": "grpo"}
 """Whose directory a command's run is in, where it is another's."""
-COLUMNS = {"loss", "reward", "grad_norm", "kl", "entropy", "accuracy"}
+COLUMNS = {
+    "loss",
+    "total_loss",
+    "policy_loss",
+    "reward_mean",
+    "reward_std",
+    "advantage_std",
+    "grad_norm",
+    "kl",
+    "entropy",
+}
 PAIRS = [{"prompt": f"say {a}", "chosen": a, "rejected": b} for a, b in ("ab", "ba", "cd", "dc")]
 
 
@@ -61,7 +76,8 @@ def outcome(folder: Path) -> dict[str, Any]:
     """Every command on the device, and on the CPU: where the runs are, what they ended with."""
     pairs = folder / "pairs.jsonl"
     pairs.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
-    given = published(folder) | {"pairs": pairs}
+    (folder / "mine.py").write_text(REWARD)
+    given = {**published(folder), "pairs": pairs, "digits": f"{folder / 'mine.py'}:digits"}
     started = {}
     for device in ("disguised", "cpu"):
         runs = {name: folder / device / name.replace(" ", "_") for name in COMMANDS}
@@ -95,9 +111,12 @@ def test_runs_end_as_on_the_cpu(tmp_path: Path) -> None:
             assert device["codes"][number] == 0, (name, device["log"][-4000:])
         there, here = (metrics(found[device]["runs"][HOME.get(name, name)], device) for device in ("disguised", "cpu"))
         assert len(there) == len(here) >= 2, name
-        assert any(line.get("grad_norm", 0.0) > 0 for line in here), f"{name} learns nothing"
+        phase = here[-1]["phase"]
+        assert any(line["grad_norm"] > 0 for line in here if line["phase"] == phase), f"{name} learns nothing"
+        assert phase != "rl" or any(line.get("advantage_std", 0.0) > 0 for line in here), f"rewards of {name} are equal"
         near = 0.05 if name == "in 16 bits" else 2e-3
         for mine, theirs in zip(there, here, strict=True):
+            assert len(COLUMNS & theirs.keys()) >= 2, name
             for column in COLUMNS & theirs.keys():
                 assert mine[column] == pytest.approx(theirs[column], rel=near, abs=near), (name, column)
 

@@ -1,7 +1,8 @@
 """We and our peers side by side on this machine: `make bench`, or one workload of it, `make bench WORKLOAD=W2`.
 
 Every side of a workload runs once a round, in a process of its own, and the next begins when it has ended. The last
-line printed of each workload is one JSON object; docs/results/performance.md keeps the newest of every workload.
+line printed of each workload is one JSON object; docs/results/performance.md keeps the newest of every workload, and
+`--page performance-NAME` another page, such as that of another machine.
 """
 
 from __future__ import annotations
@@ -46,19 +47,31 @@ def main() -> int:
     parser.add_argument(
         "--again", nargs="+", default=[], help="measure these sides alone; the others' numbers are kept"
     )
+    parser.add_argument("--page", default="performance", help="the file in docs/results that keeps what is measured")
     parser.add_argument("--home", type=Path, default=Path("runs/bench"), help="models, data and the runs themselves")
     arguments = parser.parse_args()
     compileall.compile_dir("novarl", quiet=1)  # as pip did for the peers when it installed them
     met = True
     for name in arguments.workload:
-        kept = load().get(name) if arguments.again else None
+        kept = load(arguments.page).get(name) if arguments.again else None
+        if kept is not None:
+            refuse_another_machine(name, kept["machine"], report.machine())
         home, threads = arguments.home.absolute(), int(os.environ.get("OMP_NUM_THREADS", "2"))
         place = Place(home, home / name, 0, arguments.device, threads, arguments.prefix)
         record = measure(name, WORKLOADS[name], place, rounds=arguments.rounds, again=arguments.again, kept=kept)
-        write(merged(load(), name, record))
+        write(arguments.page, merged(load(arguments.page), name, record))
         print(json.dumps(line(name, record)), flush=True)
         met &= all(goal["met"] for goal in record["goals"].values() if goal["met"] is not None)
     return 0 if met else 1
+
+
+def refuse_another_machine(name: str, kept: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """A ratio of times that two machines took says nothing."""
+    if kept["processor"] != here["processor"]:
+        raise SystemExit(
+            f"{name}: the sides that would be kept were measured on {kept['processor']}, and this is "
+            f"{here['processor']}; leave --again out, or name a page of this machine: --page performance-NAME"
+        )
 
 
 def measure(

@@ -27,24 +27,22 @@ From ada739d on what the machine can do is measured before and after each round,
 the two."""
 
 
-def load() -> dict[str, Any]:
-    """The records that the page holds now."""
-    path = report.RESULTS / "performance.json"
+def load(page: str) -> dict[str, Any]:
+    """The records that docs/results/<page>.json holds now."""
+    path = report.RESULTS / f"{page}.json"
     found: dict[str, Any] = json.loads(path.read_text())["workloads"] if path.exists() else {}
     return found
 
 
-def write(page: Mapping[str, Any]) -> None:
+def write(page: str, records: Mapping[str, Any]) -> None:
     rows = [
         [name, goal, *_goal(goal, found)[1:]]
-        for name, record in page.items()
+        for name, record in records.items()
         for goal, found in record["goals"].items()
     ]
     summary = report.table(["workload", "what", "value", "95 % interval", "goal", "met"], rows)
-    sections = [section(name, record) for name, record in page.items()]
-    report.write(
-        "performance", "Speed and memory beside TRL", "\n\n".join([ABOUT, summary, *sections]), {"workloads": page}
-    )
+    sections = [section(name, record) for name, record in records.items()]
+    report.write(page, "Speed and memory beside TRL", "\n\n".join([ABOUT, summary, *sections]), {"workloads": records})
 
 
 def section(name: str, record: Mapping[str, Any]) -> str:

@@ -16,7 +16,15 @@ from benchmarks.cases import Rows, write_rows
 from benchmarks.floors import Rates, Size, floor_seconds, grouped
 from benchmarks.launch import launch
 from benchmarks.models import Shape, build, obey
-from benchmarks.performance import contenders, judge, line, merged, ratio_of_medians, winner
+from benchmarks.performance import (
+    contenders,
+    judge,
+    line,
+    merged,
+    ratio_of_medians,
+    refuse_another_machine,
+    winner,
+)
 from benchmarks.reaching import ahead_floor, distinct_share, reaching_floor
 from benchmarks.sides import Place, Run
 from benchmarks.workloads import WORKLOADS, Goal, Workload, fast
@@ -121,14 +129,20 @@ def test_the_line_has_the_promised_keys_and_the_first_goal_as_ratio() -> None:
 def test_a_workload_changes_its_own_section_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(performance.report, "RESULTS", tmp_path)
     for name in ("W7", "W1", "sinks"):
-        performance_page.write(merged(performance_page.load(), name, record(name)))
-    before = (tmp_path / "performance.md").read_text()
+        performance_page.write("here", merged(performance_page.load("here"), name, record(name)))
+    before = (tmp_path / "here.md").read_text()
     changed = record("W1") | {"date": "2027-07-07"}
-    performance_page.write(merged(performance_page.load(), "W1", changed))
-    after = (tmp_path / "performance.md").read_text()
-    assert list(performance_page.load()) == ["W1", "W7", "sinks"]
+    performance_page.write("here", merged(performance_page.load("here"), "W1", changed))
+    after = (tmp_path / "here.md").read_text()
+    assert list(performance_page.load("here")) == ["W1", "W7", "sinks"]
     assert before.count("2027-07-07") == 0 and after.count("2027-07-07") == 1
     assert before.replace("2026-01-01, p", "2027-07-07, p", 1) == after
+
+
+def test_sides_measured_on_another_machine_are_not_kept() -> None:
+    refuse_another_machine("W1", {"processor": "p", "commit": "a"}, {"processor": "p", "commit": "b"})
+    with pytest.raises(SystemExit, match=r"W1: .* measured on p, and this is q"):
+        refuse_another_machine("W1", {"processor": "p"}, {"processor": "q"})
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

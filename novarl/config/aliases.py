@@ -204,6 +204,7 @@ LATER: dict[str, str] = {
         for part in ("", "actor.")
         for size in ("ddp_size", "tp_size", "sp_size", "cp_size")
     },
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "sharded models"),
 }
 """A name, or the section it begins, and what it waits for."""
 

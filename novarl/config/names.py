@@ -74,6 +74,8 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
         alias = active(tree).get(entry.given)
         if alias is not None and alias.leaves_out(entry.value):
             continue
+        if entry.value is None and entry.given in hints(tree):  # unset: it asks for nothing
+            continue
         try:
             translated = translate(entry, tree)
         except NovaError as error:
@@ -296,6 +298,9 @@ def _unknown(entry: Entry, tree: type[Config]) -> NovaError:
         return NovaError(
             f"{around} is one value and has no keys of its own", where=entry.place, fix=f"write {around}: value"
         )
+    within = nearest(name, [path for path in keys(tree) if path.endswith(f".{name}")])
+    if within:
+        return NovaError("unknown key", where=entry.place, fix=f"did you mean {within}?")
     if elsewhere := [kind for kind, other in TREES.items() if name in keys(other) or name in active(other)]:
         fix = f"it is for novarl {', '.join(elsewhere)}: leave it out"
         return NovaError("unknown key", where=entry.place, fix=fix)

@@ -105,6 +105,7 @@ ALIASES: tuple[Alias, ...] = (
         values={"none": False, "tensorboard": True},
         otherwise="write none or tensorboard: other trackers are not here yet",
     ),
+    *rows("TRL", True, "compile", "torch_compile"),
     Alias("resume_from_checkpoint", ("resume",), "TRL", True, _last_one, note="true there is auto here"),
     *rows("TRL", 3, "keep", "save_total_limit"),
     *rows("TRL", 5, "save_every", "save_steps"),
@@ -131,10 +132,16 @@ FIXED: tuple[Fixed, ...] = (
     Fixed("use_vllm", (False,), "TRL", "NovaRL samples by an engine of its own"),
     Fixed("fp16", (False,), "TRL", "there is no float16, only bf16=true, which is dtype=bfloat16", TRAINING),
     Fixed("mask_truncated_completions", (False,), "TRL", "an answer cut off by a limit is learnt from as it stands"),
+    Fixed(
+        "shuffle_dataset", (True,), "TRL", "rows come in an order drawn from the seed, another in each epoch", TRAINING
+    ),
+    Fixed("disable_dropout", (True,), "TRL", "a policy with dropout would not be the one that was sampled from"),
     Fixed("assistant_only_loss", (True,), "TRL", _ANSWERS_ONLY, ("sft",)),
     Fixed("completion_only_loss", (True,), "TRL", _ANSWERS_ONLY, ("sft",)),
 )
 
+_OWN_ENGINE = "NovaRL samples by an engine of its own, on the weights that it trains"
+_ROWS_AT_HAND = "rows are read once, before the first step, and none is left out"
 _STEPS = "every step is logged, in metrics.jsonl"
 _MICRO = "micro-batches follow micro.max_tokens and change no result"
 _BEST = "what was best on held-out rows is kept as well, by keep_best"
@@ -186,6 +193,57 @@ HINTS: tuple[Hint, ...] = (
     ),
     *(Hint(name, _BEST, "leave it out") for name in ("load_best_model_at_end", "metric_for_best_model")),
     *(Hint(name, "nothing is uploaded", "leave it out") for name in ("push_to_hub", "hub_model_id")),
+    *(
+        Hint(f"vllm_{name}", _OWN_ENGINE, "leave it out", commands=("rl",))
+        for name in (
+            "mode",
+            "model_impl",
+            "server_base_url",
+            "server_host",
+            "server_port",
+            "server_timeout",
+            "gpu_memory_utilization",
+            "max_model_length",
+            "tensor_parallel_size",
+            "enable_sleep_mode",
+        )
+    ),
+    *(
+        Hint(
+            f"vllm_importance_sampling_{name}",
+            "the sampler is the learner's own model, and the ratio to other weights is corrected where there are any",
+            "leave it out, or write correction.type=token, or sequence, and correction.tis_max",
+            commands=("rl",),
+        )
+        for name in ("correction", "mode", "cap")
+    ),
+    *(
+        Hint(name, _OWN_ENGINE, "leave it out", commands=("rl",))
+        for name in ("cache_implementation", "generation_kwargs", "ds3_gather_for_generation", "use_transformers_paged")
+    ),
+    *(
+        Hint(f"dataloader_{name}", _ROWS_AT_HAND, "leave it out")
+        for name in ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "drop_last")
+    ),
+    Hint("dataset_num_proc", _ROWS_AT_HAND, "leave it out"),
+    Hint("remove_unused_columns", "a reward is given every column of its row", "leave it out"),
+    *(
+        Hint(name, "the part of a published data set is written after its name", "write data=NAME@SPLIT")
+        for name in ("dataset_train_split", "dataset_test_split")
+    ),
+    Hint(
+        "data_seed", "all that is drawn is drawn from one seed, each purpose by itself", "leave it out, or write seed"
+    ),
+    Hint(
+        "auto_find_batch_size",
+        "where memory runs out a micro-batch is split and tried again, in any run",
+        "leave it out",
+    ),
+    Hint("eval_on_start", "a run is evaluated before its first step, unless eval.n=0", "leave it out"),
+    *(
+        Hint(name, "a run is called by its directory", "leave it out, or write run_dir")
+        for name in ("run_name", "project")
+    ),
     Hint(
         "overwrite_output_dir",
         "a directory that holds a run is never written over",

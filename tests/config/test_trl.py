@@ -17,7 +17,7 @@ from novarl.config.keys import keys
 from novarl.config.load import load
 from novarl.config.names import active, hints
 from novarl.config.names_page import page
-from novarl.config.tree import TREES, DPOConfig, RLConfig, SFTConfig
+from novarl.config.tree import TREES, DPOConfig, EvalConfig, RLConfig, SFTConfig
 from novarl.core.errors import NovaError, NovaErrors
 
 GOES_WITH: dict[str, list[str]] = {
@@ -80,7 +80,16 @@ def test_a_name_has_one_hint_for_a_command() -> None:
     assert sum(len(hints(tree)) for tree in TREES.values()) == len(HINTED)
 
 
+def test_a_hinted_name_without_a_value_asks_for_nothing() -> None:
+    assert load(RLConfig, preset={"task": "sort", "vllm_mode": None, "run_name": None}) == load(
+        RLConfig, preset={"task": "sort"}
+    )
+
+
 MISLEADING = [
+    ("cache_implementation=static", "an engine of its own", "attn_implementation"),
+    ("vllm_importance_sampling_correction=true", "correction.type=token", "correction?"),
+    ("auto_find_batch_size=true", "split and tried again", "batch_size?"),
     ("gradient_accumulation_steps=2", "micro-batches follow micro.max_tokens", "steps?"),
     ("logging_steps=5", "every step is logged", "steps?"),
     ("per_device_train_batch_size=8", "prompts_per_rollout", "batch_size?"),
@@ -229,6 +238,8 @@ def test_all_that_cannot_be_is_said_at_once(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_name_of_another_command_says_whose_it_is() -> None:
     assert said(SFTConfig, "beta=0.1").endswith("unknown key (it is for novarl rl, dpo, rm: leave it out)")
+    for word in ("temperature=0.7", "n=3"):  # which other commands have too, but not here
+        assert said(EvalConfig, word).endswith(f"unknown key (did you mean eval.{word.partition('=')[0]}?)")
     assert said(SFTConfig, "num_generations=4").endswith("(it is for novarl rl: leave it out)")
     assert "| `num_train_epochs` | `epochs` | sft, dpo, rm | TRL |" in page()
 

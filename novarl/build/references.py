@@ -43,10 +43,11 @@ def open_reference(run: Online) -> Scorer:
     return replace(run.scorer, model=model)
 
 
-def named_reference(config: RLConfig, policy: Policy, device: torch.device) -> nn.Module | None:
-    """A model of its own that `kl.reference` names, which must speak the policy's tokens; None where it names none.
+def named_reference(config: RLConfig, policy: Policy, longest: int, device: torch.device) -> nn.Module | None:
+    """A model of its own that `kl.reference` names, which must speak the policy's tokens and take the `longest`
+    sequence that may be sampled; None where it names none.
 
-    NovaError where there is none, or one of other tokens: before anything is written or learnt.
+    NovaError where there is none, or one of other tokens or a shorter context: before anything is written or learnt.
     """
     name = config.kl.reference
     if name in ("start", "ema", "tie"):
@@ -63,5 +64,11 @@ def named_reference(config: RLConfig, policy: Policy, device: torch.device) -> n
             "this model has other tokens than the policy, so their log-probabilities cannot be compared",
             where=where,
             fix="name a model with the policy's tokenizer",
+        )
+    if theirs.context < longest:
+        raise NovaError(
+            f"this model's context is {theirs.limit}, and the policy may be {longest} tokens into an answer",
+            where=where,
+            fix="name a model of a longer context, or make rollout.max_tokens, or with it max_length, smaller",
         )
     return freeze(theirs.model)

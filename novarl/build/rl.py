@@ -18,7 +18,7 @@ from novarl.build.play import FarSampler, Play
 from novarl.build.references import named_reference
 from novarl.build.resolve import RLPlan, resolve_rl
 from novarl.build.rewards import build_rewards, close_env
-from novarl.build.rows import Rows, demonstrations, raw, rl_rows
+from novarl.build.rows import Rows, demonstrations, longest_sequence, raw, rl_rows
 from novarl.build.sampling import Sampler, training_sampler
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
@@ -131,8 +131,9 @@ def compose(
     if state is not None:
         check_reference_is_there(config, plan, opened.rundir, state)
     check_adaptable(config, policy)
-    reference = named_reference(config, policy, device) if plan.needs_reference else None
     rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
+    longest = longest_sequence(config, rows, policy, max_tokens=plan.max_tokens)
+    reference = named_reference(config, policy, longest, device) if plan.needs_reference else None
     if state is not None:
         rows.check_same(state["facts"], opened.rundir.path)
     rewards = build_rewards(config, plan.task, rows.train, rows.held_out, device=device)

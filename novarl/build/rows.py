@@ -100,6 +100,13 @@ def longest_prompt(config: RLConfig | EvalConfig, policy: Policy, *, max_tokens:
     return min(config.max_length or room, room)
 
 
+def longest_sequence(config: RLConfig, rows: Rows[Prompt], policy: Policy, *, max_tokens: int) -> int:
+    """The most tokens in a sequence that may be sampled from the rows; several turns may fill the policy's context."""
+    if config.rollout.max_turns > 1:
+        return policy.context
+    return max((len(prompt.tokens) for prompt in rows.train), default=0) + max_tokens
+
+
 def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *, max_tokens: int) -> Rows[Prompt]:
     """Prompts to train on and to measure on."""
     bad: list[BadRow] = []

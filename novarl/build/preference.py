@@ -208,7 +208,7 @@ def _drive(
     except Stopped:
         status = "stopped"
     entries: dict[str, Any] = {"status": status, "command": config.kind, "task": config.task, "loss": plan.loss}
-    entries |= {"steps": state.step, "updates": state.update}
+    entries |= {"lr": plan.lr, "steps": state.step, "updates": state.update}
     return finish(session, {**entries, **{name: session.facts.get(name) for name in ("rows", "before", "after")}})
 
 

@@ -273,6 +273,7 @@ def _drive(run: Online) -> dict[str, Any]:
             "command": "rl",
             "task": run.config.task,
             "algo": run.config.algo,
+            "lr": run.plan.lr,
             "steps": state.step,
             "updates": state.update,
             "rows": session.facts["rows"],

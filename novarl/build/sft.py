@@ -162,7 +162,8 @@ def _drive(
         show()
     except Stopped:
         status = "stopped"
-    entries = {"status": status, "command": "sft", "task": config.task, "steps": state.step, "updates": state.update}
+    entries = {"status": status, "command": "sft", "task": config.task, "lr": plan.lr}
+    entries |= {"steps": state.step, "updates": state.update}
     return finish(session, {**entries, **{name: session.facts.get(name) for name in ("rows", "before", "after")}})
 
 

@@ -38,6 +38,9 @@ def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
     paths = {"run_dir": folder, "metrics": folder / "metrics.jsonl", "logs": folder / "logs" / "train.jsonl"}
     paths |= {"events": folder / "events.jsonl", "tensorboard": folder / "tb", "checkpoints": folder / "checkpoints"}
     paths["model"] = folder / "checkpoints" / "latest" / "model"
+    after = entries.get("after")
+    if after and session.facts.get("best", float("-inf")) > after["score"]:
+        paths["best"] = folder / "checkpoints" / "best" / "model"
     paths |= {"samples": folder / "samples.md", "rollouts": folder / "rollouts", "front": folder / "front.json"}
     with session.drawing("the curves"):
         draw(folder)

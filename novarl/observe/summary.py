@@ -13,6 +13,7 @@ LABELS = {
     "tensorboard": "TensorBoard",
     "checkpoints": "Checkpoints",
     "model": "Model",
+    "best": "Best model",
     "figures": "Curves",
     "samples": "Samples",
     "rollouts": "Rollouts",
@@ -21,6 +22,7 @@ ENDS = {
     "stopped": "Training stopped before its end; everything is saved.",
     "unsaved": "Training ended, but the disk refused its last checkpoint.",
 }
+FELL = "Training ended, and the held-out score is lower than before it."
 ROWS = ("read", "used", "truncated", "refused", "held_out")
 """In this order, whatever that of the file they were read from."""
 BAR_CELLS = 24
@@ -31,11 +33,12 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     """summary.json as a page of text, at most 80 columns wide but for long paths.
 
     Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `before` and
-    `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `paths` (name: path) and `status` ("done", "stopped",
+    `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `lr`, `paths` (name: path) and `status` ("done", "stopped",
     "unsaved"); what is missing is left out. `command`, `task` and `algo` shape the words.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
-    lines = [ENDS.get(summary.get("status", "done"), f"{what} completed successfully!"), ""]
+    good = FELL if _fell(summary.get("before"), summary.get("after")) else f"{what} completed successfully!"
+    lines = [ENDS.get(summary.get("status", "done"), good), ""]
     if summary.get("command") == "eval":
         lines += _scores({"score": summary.get("after")})
     else:
@@ -92,6 +95,12 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                 "the intervals overlap: this may be chance, so train longer",
             )
         )
+    if _fell(summary.get("before"), summary.get("after")):
+        if "best" in paths:
+            advice.append((f"novarl sample model={paths['best']}", "the checkpoint whose held-out score was best"))
+        if lr := summary.get("lr"):
+            gentler = f"novarl {command} {run}/config.yaml run_dir=null optim.lr={lr / 3:.1g}"
+            advice.append((gentler, "the score fell: smaller steps, about a third of this run's"))
     if command == "rm":
         if summary.get("loss") in ("bt", "bce"):
             advice.append((f"novarl rl {subject} reward=model:{run}", "reinforcement learning on what it prefers"))
@@ -145,6 +154,13 @@ def _score(score: Mapping[str, Any]) -> str:
 def _bar(share: float) -> str:
     full, part = divmod(round(share * BAR_CELLS * 8), 8)
     return ("█" * full + EIGHTHS[part] * (full < BAR_CELLS)).ljust(BAR_CELLS, "░").replace(" ", "░")
+
+
+def _fell(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
+    """Whether the interval after lies wholly below that before."""
+    if not (before and after and before.get("interval") and after.get("interval")):
+        return False
+    return bool(after["interval"][1] < before["interval"][0])
 
 
 def _within_noise(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,24 @@ def test_every_run_leaves_the_summary_that_scripts_rely_on(words: tuple[str, ...
     promised = {"run_dir", "events", "samples"} | ({"metrics", "logs", "checkpoints", "model"} if training else set())
     assert promised <= found["paths"].keys()
     assert all(Path(path).exists() for path in found["paths"].values())
+
+
+@pytest.mark.parametrize(("scores", "named"), [((0.5, 0.9, 0.1, 0.1), True), ((0.5, 0.1, 0.9, 0.9), False)])
+def test_the_best_checkpoint_is_named_where_it_is_better_than_the_last(
+    scores: tuple[float, ...], named: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured before, after each of two steps, and after."""
+    left = list(scores)
+    real = Judge.__call__
+
+    def measured(judge: Judge) -> Evaluation:
+        return replace(real(judge), score=left.pop(0))
+
+    monkeypatch.setattr(Judge, "__call__", measured)
+    finished(*COMMANDS["rl on rows"], "steps=2", "eval_every=1", "run_dir=run")
+    found = summary(folder / "run")
+    assert not left and found["after"]["score"] == scores[-1]
+    assert ("best" in found["paths"]) is named
 
 
 def test_without_a_run_dir_every_run_has_its_own(folder: Path) -> None:

@@ -110,6 +110,21 @@ def test_advice_fits_how_the_run_ended() -> None:
     )
 
 
+def test_a_run_whose_score_fell_is_no_success_and_the_best_checkpoint_is_named() -> None:
+    lower = {"score": 0.01, "interval": [0.0, 0.02], "n": 500}
+    fell: dict[str, Any] = {**FULL, "before": FULL["after"], "after": lower, "lr": 2e-5}
+    best = "runs/x/checkpoints/best/model"
+    page = render_summary({**fell, "paths": {**FULL["paths"], "best": best}})
+    assert page.startswith("Training ended, and the held-out score is lower than before it.\n")
+    assert f"Best model: {best}\n" in page
+    told = [command for command, _ in next_steps({**fell, "paths": {**FULL["paths"], "best": best}})]
+    assert told[:2] == [f"novarl sample model={best}", "novarl rl runs/x/config.yaml run_dir=null optim.lr=7e-06"]
+    assert not any("best" in command for command, _ in next_steps(fell)), "where none was better, none is named"
+    overlapping = {**fell, "after": {**lower, "interval": [0.0, 0.97]}}
+    assert render_summary(overlapping).startswith("Training completed successfully!")
+    assert render_summary({**fell, "status": "stopped"}).startswith("Training stopped before its end")
+
+
 def test_advice_names_only_what_was_written() -> None:
     assert commands(command="eval", paths={"run_dir": "r", "samples": "r/samples.md"}) == ["less r/samples.md"]
     written = {name: path for name, path in FULL["paths"].items() if name != "tensorboard"}

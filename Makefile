@@ -12,7 +12,10 @@ PY    := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 # Set before torch loads: the same kernel for every row, so a request's numbers do not depend on its neighbours.
-export MKL_CBWR ?= AVX2
+ifndef MKL_CBWR
+MKL_CBWR := $(shell $(PYTHON) novarl/core/processor.py)
+endif
+export MKL_CBWR
 export OMP_NUM_THREADS ?= $(THREADS)
 export MKL_NUM_THREADS ?= $(OMP_NUM_THREADS)
 export TOKENIZERS_PARALLELISM ?= false

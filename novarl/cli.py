@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import novarl
 from novarl.core import collector
 from novarl.core.errors import NovaError
+from novarl.core.processor import exact_products
 
 if TYPE_CHECKING:
     from novarl.config.base import Config
@@ -230,7 +231,7 @@ def _fill(config: Config) -> Config:
 def _settle_products() -> None:
     """What must be in the environment before torch's libraries are there: MKL's choice of kernels. With one for every
     shape, a request's numbers do not depend on what else is in its batch."""
-    os.environ.setdefault("MKL_CBWR", "AVX2")
+    os.environ.setdefault("MKL_CBWR", exact_products())
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which would begin with its import and do nothing
 
 

@@ -1,9 +1,9 @@
 """Products with a matrix of weights, by the faster of the two libraries that PyTorch has on a CPU.
 
-PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 unused on processors of other makers than Intel, and
-on all of them under `MKL_CBWR=AVX2`, which exact bits need. oneDNN uses it, which makes it the faster one there, and a
-row's bits are the same whatever rows are beside it. It compiles a program for every number of rows and keeps it, so
-those who multiply ever other numbers of rows should round them up (`full_rows`).
+PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 unused on processors of other makers than Intel.
+oneDNN uses it, which makes it the faster one there, and a row's bits are the same whatever rows are beside it. It
+compiles a program for every number of rows and keeps it, so those who multiply ever other numbers of rows should round
+them up (`full_rows`).
 """
 
 from __future__ import annotations

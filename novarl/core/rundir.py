@@ -25,6 +25,7 @@ from typing import Any
 import novarl
 from novarl.core.checkpoint import write_atomic
 from novarl.core.errors import NovaError
+from novarl.core.processor import about
 
 LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts")
 """What grows while the run goes on, and is cut back to the checkpoint when it is resumed."""
@@ -180,7 +181,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in packages},
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": about().get("model name", platform.processor()),
         "cores": os.cpu_count(),
         "variables": {
             name: os.environ.get(name) for name in ("MKL_CBWR", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG")
@@ -195,16 +196,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
 
 
 def _code_state() -> dict[str, Any]:

@@ -28,8 +28,8 @@ class LocalEngine:
     """Samples completions from a model in this process; implements `novarl.core.types.Engine`.
 
     A request's result depends on the weights, its tokens, its sampling and its key alone: whatever runs beside it,
-    tokens and log-probabilities are the same, and on a CPU with `MKL_CBWR=AVX2` in the environment before torch loads
-    they are the same bits (`runner` says how; a mixture of experts is the exception).
+    tokens and log-probabilities are the same. On a CPU they are the same bits, where MKL_CBWR was set as
+    `core.processor` says before torch loaded (`runner` says how; a mixture of experts is the exception).
 
     An engine may serve several event loops, one after the other (`asyncio.run` makes a new one each time). A completion
     ends at any of `eos_ids` or of its own stop tokens and strings, at its max_tokens, or where `context` (the longest

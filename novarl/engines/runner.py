@@ -1,6 +1,6 @@
 """The model as the sampler sees it: prompts go in and logits come out, then one token a row at a time.
 
-Bits. On a CPU with `MKL_CBWR=AVX2` in the environment before torch loads, the numbers of a row are the same bits
+Bits. On a CPU, with MKL_CBWR set as `core.processor` says before torch loads, the numbers of a row are the same bits
 whichever rows are computed with it, because matrix products have a multiple of ROWS rows, attention always gets an
 explicit mask, and it reads as many slots as `kv_cache.extent` says. Without any one of these they are not. (A mixture
 of experts multiplies as many rows by an expert as were routed to it, so its last bits do depend on the company.)
@@ -24,7 +24,7 @@ from novarl.models.attention import PACKING_ATTENTION
 from novarl.models.compiled import uncompiled
 from novarl.models.decode import LeanDecoder, Segment, is_plain
 from novarl.models.forward import autocast, backbone, head
-from novarl.models.kv_cache import KVCache, attention_mask, extent, round_up
+from novarl.models.kv_cache import STEP, KVCache, attention_mask, extent, round_up
 from novarl.models.matrices import PackedMatrix
 from novarl.models.prefix import common_length
 from novarl.models.recorded import RecordedSteps, records
@@ -88,7 +88,12 @@ class ModelRunner:
 
     def new_cache(self) -> KVCache:
         """A cache for `decode`, without room as yet."""
-        return KVCache(0, 0, dtype=self.cache_dtype, slab=None if self._lean is None else self._lean.slab)
+        slab = None if self._lean is None else self._lean.slab
+        return KVCache(0, 0, dtype=self.cache_dtype, slab=slab, step=self._step_of_slots)
+
+    @property
+    def _step_of_slots(self) -> int:
+        return STEP if self._lean is None else self._lean.step
 
     def refresh(self) -> None:
         """Let go of copies of the weights, which may have changed; new ones are made when they are needed."""
@@ -129,7 +134,7 @@ class ModelRunner:
         starts = [0 if shared is None else shared[1] for _, shared in work]
         rests = [prompt[start:] for (prompt, _), start in zip(work, starts, strict=True)]
         width = round_up(max(map(len, rests)), ROWS)
-        slots = extent(max(starts) + width)
+        slots = extent(max(starts) + width, self._step_of_slots)
         cache = KVCache(round_up(len(work), ROWS), slots, dtype=self.cache_dtype)
         tokens = torch.full((len(work), width), self.pad_id)
         for row, ((_, shared), rest) in enumerate(zip(work, rests, strict=True)):

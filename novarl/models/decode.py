@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from novarl.models.attention import masked_attention
 from novarl.models.fused import Linear
-from novarl.models.kv_cache import SLAB, KVCache, attention_mask
+from novarl.models.kv_cache import SLAB, KVCache, attention_mask, step_of
 from novarl.models.lora import adapted_weight
 from novarl.models.matrices import Matrix, as_matrix
 from novarl.models.transformer import (
@@ -132,6 +132,12 @@ class LeanDecoder:
     def slab(self) -> int | None:
         """The slots of a slab, if a cache for decoding should be cut into slabs."""
         return SLAB if self._model.norm.weight.device.type == "cpu" else None
+
+    @property
+    def step(self) -> int:
+        """The slots that attention should read a multiple of."""
+        config = self._config
+        return step_of(config.num_attention_heads // config.num_key_value_heads * config.head_dim)
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -262,7 +268,9 @@ def _parts(
     head, and slots of the whole cache. Rows before one that reads a slab read it too."""
     for start in range(0, longest, width):
         reading = [(stop, extent - start) for _, stop, extent in segments if extent > start]
-        rows, slots = max(stop for stop, _ in reading), min(width, max(slots for _, slots in reading))
+        # A batch of one product is no batch to PyTorch, and has other bits.
+        rows = max(2 if key_heads == 1 else 1, *(stop for stop, _ in reading))
+        slots = min(width, max(slots for _, slots in reading))
         yield slice(0, rows), slice(0, slots), slice(0, rows * key_heads), slice(start, start + slots)
 
 

@@ -19,13 +19,20 @@ SLAB = 128
 products so small that calling them is most of the work."""
 
 STEP = 16
-"""Attention reads a multiple of this many slots."""
+"""Attention reads a multiple of this many slots, or of more where heads are small (`step_of`)."""
+
+LOOP = 400
+"""Multiplications of a product in a batch from which on PyTorch leaves it to MKL; below it runs a loop of its own,
+whose bits are others."""
 
 GROWTH = 2.0
 """Capacity grows by at least this factor, so that copying on growth costs O(1) per token."""
 
 COPIED = 1 << 20
 """Numbers that are copied into a cache at a time: they exist twice meanwhile."""
+
+BLOCK, UNDIVIDED = 512, 192
+"""The keys that attention takes at a time, and the most of them that a product adds up from the left to the right."""
 
 MAPPED = 16 * 2**20
 """Bytes of a layer's keys from which on they have pages of their own; fewer lie where learning has freed memory."""
@@ -36,17 +43,25 @@ def round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def extent(length: int) -> int:
+def step_of(size: int) -> int:
+    """How many slots attention should read a multiple of, as products of `size` numbers with a slot: queries to a key
+    head times the head's size. So that none of them is left to PyTorch's loop, or all are."""
+    step = STEP
+    while step * size < LOOP and step < SLAB:
+        step *= 2
+    return step
+
+
+def extent(length: int, step: int = STEP) -> int:
     """How many slots attention should read for rows of up to `length` tokens, so that no row's bits depend on it.
 
-    Keys are taken in blocks of 512 by PyTorch's CPU attention; MKL adds up a block of 193 to 383 of them in two halves,
-    but longer ones from the left in pieces that do not move, and the vector loops of softmax want multiples of 16.
-    Hence: multiples of 16, except that a last block of 193 to 383 is widened to 384. (Measured with heads of 32 to 256,
-    1 to 16 queries to a key head, MKL_CBWR of AVX2 and of AVX512,STRICT: the other extents differ, these never.)
+    Keys are taken in blocks of 512 by PyTorch's CPU attention, of which MKL adds up more than 192 in pieces whose sizes
+    follow their number and the processor, and the vector loops of softmax want multiples of 16. Hence: multiples of 16,
+    except that a last block of more than 192 is a whole one. (Measured with heads of 32 to 256, 1 to 16 queries to a
+    key head, processors of two makers, each by its `core.processor.exact_products`: the other extents differ.)
     """
-    slots = round_up(length, STEP)
-    last = slots % 512
-    return slots - last + 384 if 192 < last < 384 else slots
+    slots = round_up(length, step)
+    return round_up(slots, BLOCK) if slots % BLOCK > UNDIVIDED else slots
 
 
 class KVCache:
@@ -64,8 +79,10 @@ class KVCache:
     (`reserve`).
     """
 
-    def __init__(self, rows: int, capacity: int, *, dtype: torch.dtype, slab: int | None = None) -> None:
-        self.rows, self.dtype, self.slab = rows, dtype, slab
+    def __init__(
+        self, rows: int, capacity: int, *, dtype: torch.dtype, slab: int | None = None, step: int = STEP
+    ) -> None:
+        self.rows, self.dtype, self.slab, self.step = rows, dtype, slab, step
         self._fit(capacity)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -76,13 +93,13 @@ class KVCache:
     def _fit(self, capacity: int) -> None:
         """Settle `capacity`, for so many slots at least, and the slots of a slab."""
         least = max(1, capacity)
-        self._width = least if self.slab is None else min(self.slab, round_up(least, STEP))
+        self._width = least if self.slab is None else min(self.slab, round_up(least, self.step))
         self.capacity = round_up(capacity, self._width)
 
     def extent(self, length: int) -> int:
         """How many slots attention should read for rows of up to `length` tokens, so that no row's bits depend on it:
-        in slabs of up to 192, any multiple of 16."""
-        return extent(length) if self.slab is None else round_up(length, STEP)
+        in slabs of up to 192, any multiple of `step`."""
+        return extent(length, self.step) if self.slab is None else round_up(length, self.step)
 
     def place(self, positions: Tensor, extent: int) -> None:
         """Direct the next forward pass: token [b, l] is written to slot positions[b, l] of row b (int64 [B, L]), and

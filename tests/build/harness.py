@@ -20,6 +20,7 @@ from torch import Tensor
 from novarl import cli
 from novarl.build import dpo, sft, sinks
 from novarl.core import checkpoint, rundir
+from novarl.core.processor import exact_products
 from novarl.observe.sinks.jsonl import read_lines, read_metrics
 from novarl.tasks.task import Task
 
@@ -49,7 +50,7 @@ def lightly() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             patch.setenv(name, "1")
-        patch.setenv("MKL_CBWR", os.environ.get("MKL_CBWR", "AVX2"))
+        patch.setenv("MKL_CBWR", os.environ.get("MKL_CBWR", exact_products()))
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         patch.setattr(Task, "rows", lambda self, split, n=None, seed=0: rows(self, split, n or FEW, seed))
         patch.setattr(Task, "demonstrations", lambda self, n=None, seed=0: demonstrations(self, n or FEW, seed))

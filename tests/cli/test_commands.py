@@ -17,9 +17,12 @@ from novarl.config.base import Config
 from novarl.config.load import load
 from novarl.config.presets import DEMO
 from novarl.config.tree import TREES, EvalConfig, RLConfig, SampleConfig, SFTConfig
+from novarl.core.processor import exact_products
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(file for file in (ROOT / "configs").iterdir() if file.is_file())
+
+KERNELS = exact_products()
 
 
 @pytest.fixture
@@ -161,9 +164,13 @@ def test_a_fault_of_ours_is_code_1_with_a_traceback_and_where_to_go() -> None:
 @pytest.mark.parametrize(
     ("before", "words", "after"),
     [
-        ({}, "task=sort", {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "MKL_CBWR": "AVX2"}),
-        ({}, "task=sort threads=3", {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "MKL_CBWR": "AVX2"}),
-        ({"OMP_NUM_THREADS": "5"}, "task=sort", {"OMP_NUM_THREADS": "5", "MKL_NUM_THREADS": "5", "MKL_CBWR": "AVX2"}),
+        ({}, "task=sort", {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "MKL_CBWR": KERNELS}),
+        ({}, "task=sort threads=3", {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "MKL_CBWR": KERNELS}),
+        (
+            {"OMP_NUM_THREADS": "5"},
+            "task=sort",
+            {"OMP_NUM_THREADS": "5", "MKL_NUM_THREADS": "5", "MKL_CBWR": KERNELS},
+        ),
         (
             {"OMP_NUM_THREADS": "5", "MKL_CBWR": "AVX512,STRICT"},
             "task=sort threads=1",

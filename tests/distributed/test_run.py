@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from novarl.core.processor import exact_products
 from novarl.core.rundir import RunDir
 from novarl.distributed.ranks import Ranks
 from tests.distributed.fork import run
@@ -97,7 +98,7 @@ SORT = [
 
 
 def start(run_dir: Path, *launcher: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_CBWR": "AVX2"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_CBWR": exact_products()}
     reward = f"reward={run_dir.parent / 'reward.py'}:reward_fn"  # sorting is beyond so young a model: all would score 0
     command = [*launcher, "-m", "novarl", "rl", *SORT, reward, f"run_dir={run_dir}"]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from novarl.core.types import Completion, Sampling
 from novarl.engines import runner
 from novarl.engines.local import LocalEngine, sample_all
+from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.load import Policy, load, save
+from novarl.models.transformer import Decoder, DecoderConfig
 
 from .conftest import echo
 
@@ -80,3 +83,22 @@ def test_a_large_vocabulary_is_multiplied_by_blocks_to_the_same_bits(reproducibl
     torch.testing.assert_close(every, hidden @ weight.T, rtol=1e-5, atol=1e-4)
     for rows in (slice(0, 1), slice(3, 8), slice(5, 21), slice(0, 36)):
         assert torch.equal(runner._blockwise(hidden[rows], weight), every[rows])
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(1, 1, 6), (1, 1, 32), (3, 3, 20), (10, 5, 12), (9, 3, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_of_few_or_small_heads_do_not_depend_on_the_company(
+    heads: int, key_heads: int, size: int, dtype: torch.dtype, reproducible: None
+) -> None:
+    """PyTorch multiplies small matrices by a loop of its own, larger ones by MKL, and a batch of one as no batch."""
+    shape = {"num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": size, "num_hidden_layers": 2}
+    config = DecoderConfig(vocab_size=272, hidden_size=36, intermediate_size=60, initializer_range=0.3, **shape)
+    model = Decoder(config).eval()
+    wanted = requests(32)
+
+    def sample(wanted: Wanted) -> list[Completion]:
+        engine = LocalEngine(model, ByteTokenizer(), eos_ids=[0], context=512, compute_dtype=dtype)
+        return sample_all(engine, wanted)
+
+    together = sample(wanted)
+    assert [sample([request])[0] == one for request, one in zip(wanted, together, strict=True)] == [True] * 32

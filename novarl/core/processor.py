@@ -1,0 +1,38 @@
+"""What must be known of the processor before torch is there. `python novarl/core/processor.py` prints the second.
+
+Which kernel MKL takes for a product follows its shape, so that a row's last bits follow how many rows there are beside
+it. `MKL_CBWR` has it take one for all, but not every value does on every processor. Measured, for rows in multiples of
+4 and one to three threads: on Intel's those that end in STRICT, AVX2 alone not; on AMD's, AVX2.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+_ENOUGH = 8192
+"""Characters of /proc/cpuinfo that describe the first core; for all of a large machine's the system takes its time."""
+
+
+def about() -> dict[str, str]:
+    """What the system says of the first core, as in /proc/cpuinfo; elsewhere what it calls the processor alone."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+            first = file.read(_ENOUGH).partition("\n\n")[0]
+    except OSError:
+        return {"model name": platform.processor()}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def exact_products() -> str:
+    """The MKL_CBWR under which a row of a product has the same bits whatever rows are beside it. It must be in the
+    environment before torch loads."""
+    known = about()
+    if "Intel" not in known.get("vendor_id", known.get("model name", "")):
+        return "AVX2"
+    return "AVX512,STRICT" if "avx512f" in known.get("flags", "").split() else "AVX2,STRICT"
+
+
+if __name__ == "__main__":
+    print(exact_products())

@@ -27,6 +27,8 @@ PRIME_SHARE = 0.1
 """The learning rate of process rewards over the policy's."""
 WEIGHT_MAX = 2.0
 """Where importance weights are cut unless `correction.tis_max` says otherwise."""
+COMPARED = ("grpo", "rloo", "ppo", "reinforce", "remax")
+"""What a run is advised to be compared with: the first that takes its settings."""
 DATA_MAX_TOKENS = 256
 """The longest answer for a data file, where nobody says how long answers are."""
 DATA_SPLIT = "\n"
@@ -112,6 +114,20 @@ def resolve_rl(config: RLConfig) -> RLPlan:
         or config.constraint_optimization.enabled
         or bool(objectives & {"kl", "entropy"}),
     )
+
+
+def other_algorithm(config: RLConfig) -> str | None:
+    """An algorithm to compare with that takes all else as it is, or None: a critic's settings, or one answer to a
+    prompt, do not go with every other."""
+    for name in COMPARED:
+        if name == config.algo:
+            continue
+        try:
+            resolve_rl(config.model_copy(update={"algo": name}))
+        except NovaError:
+            continue
+        return name
+    return None
 
 
 def _check_critic(row: Algorithm, updates: int, config: RLConfig) -> None:

@@ -16,7 +16,7 @@ from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base, 
 from novarl.build.machine import check_overlap, divided_threads, start
 from novarl.build.play import FarSampler, Play
 from novarl.build.references import named_reference
-from novarl.build.resolve import RLPlan, resolve_rl
+from novarl.build.resolve import RLPlan, other_algorithm, resolve_rl
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.rows import Rows, demonstrations, longest_sequence, raw, rl_rows
 from novarl.build.sampling import Sampler, training_sampler
@@ -274,6 +274,7 @@ def _drive(run: Online) -> dict[str, Any]:
             "task": run.config.task,
             "algo": run.config.algo,
             "lr": run.plan.lr,
+            "other_algo": other_algorithm(run.config),
             "steps": state.step,
             "updates": state.update,
             "rows": session.facts["rows"],

@@ -166,7 +166,7 @@ class Correction(Node):
         )
         refuse(
             not masks and (self.low != 0.5 or self.high != 5.0),
-            "correction.low",
+            "correction.low" if self.low != 0.5 else "correction.high",
             f"correction.type={self.type or 'null'} has no bounds",
             "use correction.tis_max, or correction.type=icepop",
         )

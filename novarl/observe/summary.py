@@ -34,7 +34,8 @@ def render_summary(summary: Mapping[str, Any]) -> str:
 
     Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `before` and
     `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `lr`, `paths` (name: path) and `status` ("done", "stopped",
-    "unsaved"); what is missing is left out. `command`, `task` and `algo` shape the words.
+    "unsaved"); what is missing is left out. `command`, `task`, `algo` and `other_algo` (another that the same settings
+    go with; null: none does) shape the words.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
     good = FELL if _fell(summary.get("before"), summary.get("after")) else f"{what} completed successfully!"
@@ -84,9 +85,12 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if rollouts.get("failed"):
         advice.append((f"grep failed_rollout {run}/events.jsonl", "why rollouts failed: each with its error"))
     if rollouts.get("flat"):
-        advice.append(
-            (f"tail {run}/rollouts/*.jsonl", "in the last step no group had rewards that differ: see its answers")
-        )
+        flat = "in the last step no group had rewards that differ"
+        if "rollouts" in paths:
+            advice.append((f"tail {paths['rollouts']}/*.jsonl", f"{flat}: see the answers, of the last step written"))
+        else:
+            again = f"novarl {command} {run}/config.yaml run_dir=null log.rollouts_every=1"
+            advice.append((again, f"{flat}: have the answers written, and see them"))
     elif _within_noise(summary.get("before"), summary.get("after")):
         longer = 2 * summary["steps"] if "steps" in summary else "…"
         advice.append(
@@ -110,13 +114,12 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rewarded = "" if task else " reward=mine.py:reward_fn"
         advice.append((f"novarl rl {subject}{rewarded} model={model}", "reinforcement learning from here"))
     elif command == "rl":
-        other = "grpo" if summary.get("algo") != "grpo" else "rloo"
-        advice.append(
-            (
-                f"novarl rl {run}/config.yaml run_dir=null algo={other} seed=1",
-                "another algorithm, or only another seed, to compare",
-            )
-        )
+        other = summary.get("other_algo", "grpo" if summary.get("algo") != "grpo" else "rloo")
+        again = f"novarl rl {run}/config.yaml run_dir=null"
+        if other is None:
+            advice.append((f"{again} seed=1", "another seed, to compare"))
+        else:
+            advice.append((f"{again} algo={other} seed=1", "another algorithm, or only another seed, to compare"))
     elif command == "eval" and "samples" in paths:
         advice.append((f"less {paths['samples']}", "the first answers, beside those that were wanted"))
     if "tensorboard" in paths:

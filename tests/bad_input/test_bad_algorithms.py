@@ -32,6 +32,7 @@ TWICE = {
 CORRECTION = {
     "a mask has no weight to cut": of("correction.type=icepop correction.tis_max=2", "correction.tis_max: "),
     "bounds of what is not bounded": of("correction.low=0.1", "correction.low: correction.type=null has no bounds"),
+    "the upper of them": of("correction.high=3", "correction.high: correction.type=null has no bounds"),
     "a root of what has no length": of(
         "correction.type=token correction.geometric=true", "correction.geometric: correction.type=token does not weigh"
     ),

@@ -96,7 +96,8 @@ def test_advice_fits_how_the_run_ended() -> None:
     assert "stopped before its end" in render_summary({**FULL, "status": "stopped"})
     assert commands(after=noise)[0] == "novarl rl runs/x/config.yaml run_dir=runs/x resume=auto steps=48"
     assert "runs/x/events.jsonl" in commands(rows={"read": 9, "refused": 1})[0]
-    flat = commands(after=noise, rollouts={"sampled": 64, "failed": 0, "flat": True})
+    kept = {**FULL["paths"], "rollouts": "runs/x/rollouts"}
+    flat = commands(after=noise, rollouts={"sampled": 64, "failed": 0, "flat": True}, paths=kept)
     assert flat[0] == "tail runs/x/rollouts/*.jsonl", "longer training teaches nothing where nothing differs"
     assert not any("steps=48" in command for command in flat)
     failed = {"sampled": 1200, "failed": 31, "flat": False}
@@ -105,6 +106,9 @@ def test_advice_fits_how_the_run_ended() -> None:
     assert "left out" not in render_summary({**FULL, "rollouts": {**failed, "failed": 0}})
     assert "novarl rl task=sort model=runs/x/checkpoints/latest/model" in commands(command="sft")
     assert "novarl rl runs/x/config.yaml run_dir=null algo=rloo seed=1" in commands(algo="grpo")
+    fits = commands(algo="ppo", other_algo="reinforce")
+    assert "novarl rl runs/x/config.yaml run_dir=null algo=reinforce seed=1" in fits
+    assert "novarl rl runs/x/config.yaml run_dir=null seed=1" in commands(algo="ppo", other_algo=None)
     assert "novarl rl data=rows.jsonl reward=mine.py:reward_fn model=runs/x/checkpoints/latest/model" in commands(
         command="sft", task=None
     )
@@ -129,4 +133,6 @@ def test_advice_names_only_what_was_written() -> None:
     assert commands(command="eval", paths={"run_dir": "r", "samples": "r/samples.md"}) == ["less r/samples.md"]
     written = {name: path for name, path in FULL["paths"].items() if name != "tensorboard"}
     assert not any("tensorboard" in command for command in commands(paths=written))
+    flat = {"sampled": 64, "failed": 0, "flat": True}
+    assert commands(rollouts=flat)[0] == "novarl rl runs/x/config.yaml run_dir=null log.rollouts_every=1"
     assert "What to try next" not in render_summary({"command": "eval"})

@@ -100,7 +100,7 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
         )
     if _fell(summary.get("before"), summary.get("after")):
-        if "best" in paths:
+        if "best" in paths and command != "rm":
             advice.append((f"novarl sample model={paths['best']}", "the checkpoint whose held-out score was best"))
         if lr := summary.get("lr"):
             gentler = f"novarl {command} {run}/config.yaml run_dir=null optim.lr={lr / 3:.1g}"

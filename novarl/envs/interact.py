@@ -110,7 +110,7 @@ def load_interact(path: str, *, time_limit: float = TIME_LIMIT) -> Tools:
 
 def _messages(answer: Any) -> tuple[Message, ...]:
     if not isinstance(answer, list):
-        raise ToolFailed(f"interact returned {answer!r:.80}, not a list of messages")
+        raise ToolFailed(f"interact returned {answer!r:.80}, not a list of messages ([] where it calls nothing)")
     for message in answer:
         right = (
             isinstance(message, Mapping) and message.get("role") in ROLES and isinstance(message.get("content"), str)

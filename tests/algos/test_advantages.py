@@ -77,6 +77,24 @@ def test_reinforce_pp_golden() -> None:
     assert advantages.reinforce_pp(REWARDS, GROUPS, eps=0.5).tolist() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e30])
+def test_rewards_of_any_size_are_scaled_alike(scale: float) -> None:
+    """In 32 bits the squares of 1e30 are infinite: every advantage would be 0, and nothing learnt in silence."""
+    rewards, group = torch.tensor([1.0, -1.0, 2.0, 4.0]) * scale, torch.tensor([0, 0, 1, 1])
+    every = torch.ones(4, dtype=torch.bool)
+    root = math.sqrt(2)
+    for advantage, expected in (
+        (advantages.group(rewards, group, norm_std=True, eps=0.0), [1 / root, -1 / root, -1 / root, 1 / root]),
+        (
+            advantages.reinforce_pp(rewards, group, eps=0.0),
+            [a * math.sqrt(3) / 2 for a in (1, -1, -1, 1)],
+        ),
+        (advantages.whiten(rewards, every, eps=0.0), [a / math.sqrt(13 / 3) for a in (-0.5, -2.5, 0.5, 2.5)]),
+    ):
+        assert advantage.dtype == torch.float32
+        assert advantage.tolist() == pytest.approx(expected)
+
+
 def test_reinforce_pp_leaves_a_group_that_hardly_varies_small() -> None:
     """Where GRPO would make both groups look alike."""
     rewards = torch.tensor([0.0, 1.0, 0.5, 0.51], dtype=torch.float64)

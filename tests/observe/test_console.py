@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 import re
@@ -63,6 +64,7 @@ def test_a_phase_ends_with_what_it_did() -> None:
     sink.step(7, {"reward_mean": 0.25})
     sink.step(8, {"reward_mean": 0.75, "eval/score": 0.5})
     sink.event("eval", {"name": "after", "score": 0.5, "interval": (0.4, 0.6), "n": 500})
+    sink.event("eval", {"name": "again", "score": math.nan, "interval": (math.nan, math.nan), "n": 0})
     sink.close()
     sink.close()
     assert stream.getvalue().splitlines() == [
@@ -76,6 +78,7 @@ def test_a_phase_ends_with_what_it_did() -> None:
         "Step 8: Reward=0.7500",
         "RL: 2 steps in 0:00, reward 0.25 → 0.75",
         "Held-out score after: 0.500 [0.400, 0.600], n=500",
+        "Held-out score again: unknown, as no answer could be scored, n=0",
     ]
 
 

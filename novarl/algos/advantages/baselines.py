@@ -91,8 +91,7 @@ def reinforce_pp(rewards: Tensor, group: Tensor, *, eps: float = 1e-6) -> Tensor
     penalty, whitened over the batch: `batch(..., norm_std=True)`.
     """
     centred = _centred(rewards, group)[0]
-    std = (centred.square().sum() / max(centred.numel() - 1, 1)).sqrt()
-    return centred / (std + eps)
+    return centred / (_deviation(centred) + eps)
 
 
 def opo(rewards: Tensor, group: Tensor, *, lengths: Tensor) -> Tensor:
@@ -118,8 +117,7 @@ def whiten(advantage: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
     ones. The deviation is the sample one; equal entries, a single one among them, give exactly 0.
     """
     chosen = _centred(advantage[mask], advantage.new_zeros(int(mask.sum()), dtype=torch.int64))[0]
-    std = (chosen.square().sum() / max(chosen.numel() - 1, 1)).sqrt()
-    return torch.zeros_like(advantage).masked_scatter(mask, chosen / (std + eps))
+    return torch.zeros_like(advantage).masked_scatter(mask, chosen / (_deviation(chosen) + eps))
 
 
 def zero_variance_groups(rewards: Tensor, group: Tensor) -> Tensor:
@@ -133,8 +131,14 @@ def _standardised(rewards: Tensor, group: Tensor, *, norm_std: bool, eps: float)
     centred, index, size = _centred(rewards, group)
     if not norm_std:
         return centred
-    std = (_sum_by(centred.square(), index, len(size)) / (size - 1).clamp(min=1)).sqrt()
+    # Squares in 64 bits: those of rewards beyond 1e19 would be infinite in 32, and every advantage 0.
+    std = (_sum_by(centred.double().square(), index, len(size)) / (size - 1).clamp(min=1)).sqrt().to(centred)
     return centred / (std[index] + eps)
+
+
+def _deviation(centred: Tensor) -> Tensor:
+    """The sample deviation of values whose mean is 0, 0-d; squares in 64 bits, as above."""
+    return (centred.double().square().sum() / max(centred.numel() - 1, 1)).sqrt().to(centred)
 
 
 def _centred(rewards: Tensor, group: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -137,7 +137,8 @@ class ConsoleSink:
         low, high = interval or (math.nan, math.nan)
         between = f" [{low:.3f}, {high:.3f}]" if math.isfinite(low + high) else ""
         rows = f", n={n}" if n is not None else ""
-        self._say(f"Held-out score {name}: {score:.3f}{between}{rows}", "yellow")
+        found = f"{score:.3f}" if math.isfinite(score) else "unknown, as no answer could be scored"
+        self._say(f"Held-out score {name}: {found}{between}{rows}", "yellow")
 
     def _sample(self, fields: Mapping[str, Any]) -> None:
         """One sample now and then, before its step is learnt from: the first of a phase, then a few more."""

@@ -181,7 +181,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in packages},
         "platform": platform.platform(),
-        "processor": about().get("model name", platform.processor()),
+        "processor": about().get("model name") or platform.processor(),
         "cores": os.cpu_count(),
         "variables": {
             name: os.environ.get(name) for name in ("MKL_CBWR", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG")

@@ -67,7 +67,7 @@ def named_reference(config: RLConfig, policy: Policy, longest: int, device: torc
         )
     if theirs.context < longest:
         raise NovaError(
-            f"this model's context is {theirs.limit}, and the policy may be {longest} tokens into an answer",
+            f"this model's context is {theirs.limit}, and a prompt with its answer may take {longest} tokens",
             where=where,
             fix="name a model of a longer context, or make rollout.max_tokens, or with it max_length, smaller",
         )

@@ -29,10 +29,6 @@ class Alias:
     commands: tuple[str, ...] = ()
     unset: tuple[Any, ...] = ()
 
-    def leaves_out(self, value: Any) -> bool:
-        """Whether the value says what saying nothing does: it stands in the library's own dumps."""
-        return value in self.unset or (value is None and self.source == "TRL")
-
     def still(self, path: str, value: Any) -> bool:
         """Whether `path` is implied as before where the key itself is `value` now, under whatever name."""
         return value not in (0, None) and not callable(self.implies[path])

@@ -72,9 +72,7 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
     refused: list[NovaError] = []
     for entry in join(entries, tree):
         alias = active(tree).get(entry.given)
-        if alias is not None and alias.leaves_out(entry.value):
-            continue
-        if entry.value is None and entry.given in hints(tree):  # unset: it asks for nothing
+        if _is_unset(entry, alias or fixed(tree).get(entry.given) or hints(tree).get(entry.given)):
             continue
         try:
             translated = translate(entry, tree)
@@ -91,6 +89,13 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
     if refused:
         raise refused[0] if len(refused) == 1 else NovaErrors(refused)
     return {**{path: entry for path, (_, entry) in implied.items() if path not in found}, **found}
+
+
+def _is_unset(entry: Entry, row: Alias | Fixed | Hint | None) -> bool:
+    """Whether a name of a row says what saying nothing does, as in the dumps of TRL's settings."""
+    if row is None:
+        return False
+    return (entry.value is None and row.source == "TRL") or (isinstance(row, Alias) and entry.value in row.unset)
 
 
 def translate(entry: Entry, tree: type[Config]) -> dict[str, Any]:
@@ -279,8 +284,6 @@ def _partner(entry: Entry, alias: Alias) -> Any:
 
 def _accept(entry: Entry, row: Fixed) -> dict[str, Any]:
     if isinstance(entry.value, bool) == isinstance(row.values[0], bool) and entry.value in row.values:
-        return {}
-    if entry.value is None and row.source == "TRL":  # unset there, as in the library's own dumps
         return {}
     fix = f"leave it out, or at {str(row.values[0]).lower()}"
     raise NovaError(f"cannot be {entry.value!r:.60}: {row.reason}", where=entry.place, fix=fix)

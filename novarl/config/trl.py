@@ -135,7 +135,7 @@ FIXED: tuple[Fixed, ...] = (
     Fixed(
         "shuffle_dataset", (True,), "TRL", "rows come in an order drawn from the seed, another in each epoch", TRAINING
     ),
-    Fixed("disable_dropout", (True,), "TRL", "a policy with dropout would not be the one that was sampled from"),
+    Fixed("disable_dropout", (True,), "TRL", "models are trained without dropout", TRAINING),
     Fixed("assistant_only_loss", (True,), "TRL", _ANSWERS_ONLY, ("sft",)),
     Fixed("completion_only_loss", (True,), "TRL", _ANSWERS_ONLY, ("sft",)),
 )

@@ -1,4 +1,4 @@
-"""What must be known of the processor before torch is there. `python novarl/core/processor.py` prints the second.
+"""What must be known of the processor before torch is there. `python novarl/core/processor.py` prints MKL's mode.
 
 Which kernel MKL takes for a product follows its shape, so that a row's last bits follow how many rows there are beside
 it. `MKL_CBWR` has it take one for all, but not every value does on every processor. Measured, for rows in multiples of

@@ -34,8 +34,8 @@ def render_summary(summary: Mapping[str, Any]) -> str:
 
     Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `before` and
     `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `lr`, `paths` (name: path) and `status` ("done", "stopped",
-    "unsaved"); what is missing is left out. `command`, `task`, `algo` and `other_algo` (another that the same settings
-    go with; null: none does) shape the words.
+    "unsaved"); what is missing is left out. `command`, `task` and `other_algo` (an algorithm that the same settings go
+    with) shape the words.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
     good = FELL if _fell(summary.get("before"), summary.get("after")) else f"{what} completed successfully!"
@@ -114,7 +114,7 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rewarded = "" if task else " reward=mine.py:reward_fn"
         advice.append((f"novarl rl {subject}{rewarded} model={model}", "reinforcement learning from here"))
     elif command == "rl":
-        other = summary.get("other_algo", "grpo" if summary.get("algo") != "grpo" else "rloo")
+        other = summary.get("other_algo")
         again = f"novarl rl {run}/config.yaml run_dir=null"
         if other is None:
             advice.append((f"{again} seed=1", "another seed, to compare"))

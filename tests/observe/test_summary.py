@@ -14,6 +14,7 @@ FULL: dict[str, Any] = {
     "command": "rl",
     "task": "sort",
     "algo": "dr_grpo",
+    "other_algo": "grpo",
     "seconds": 95.234,
     "steps": 24,
     "rows": {"read": 7473, "used": 7470, "truncated": 0, "refused": 0},
@@ -105,7 +106,7 @@ def test_advice_fits_how_the_run_ended() -> None:
     assert "Rollouts that failed and were left out: 31 of 1,200\n" in render_summary({**FULL, "rollouts": failed})
     assert "left out" not in render_summary({**FULL, "rollouts": {**failed, "failed": 0}})
     assert "novarl rl task=sort model=runs/x/checkpoints/latest/model" in commands(command="sft")
-    assert "novarl rl runs/x/config.yaml run_dir=null algo=rloo seed=1" in commands(algo="grpo")
+    assert "novarl rl runs/x/config.yaml run_dir=null algo=rloo seed=1" in commands(algo="grpo", other_algo="rloo")
     fits = commands(algo="ppo", other_algo="reinforce")
     assert "novarl rl runs/x/config.yaml run_dir=null algo=reinforce seed=1" in fits
     assert "novarl rl runs/x/config.yaml run_dir=null seed=1" in commands(algo="ppo", other_algo=None)

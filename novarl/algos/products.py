@@ -3,7 +3,7 @@
 PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 unused on processors of other makers than Intel.
 oneDNN uses it, which makes it the faster one there, and a row's bits are the same whatever rows are beside it. It
 compiles a program for every number of rows and keeps it, so those who multiply ever other numbers of rows should round
-them up (`full_rows`).
+them up (`full_rows`). On Intel's processors MKL is the faster one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
+from novarl.core.processor import exact_products
+
 
 @cache
 def has_fast_products() -> bool:
-    """Whether this CPU has AVX-512 and this PyTorch the operator that takes oneDNN to it."""
+    """Whether oneDNN multiplies float32 matrices faster than MKL here: on a CPU with AVX-512 of which MKL makes no
+    use."""
+    return _has_operators() and not exact_products().startswith("AVX512")
+
+
+@cache
+def _has_operators() -> bool:
+    """Whether this CPU has AVX-512 and this PyTorch the operators that take oneDNN to it."""
     built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     there = built and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
     return there and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -55,7 +64,8 @@ def full_rows(count: int, least: int = FULL) -> int:
 def is_fast(*tensors: Tensor) -> bool:
     """Whether products of these go through oneDNN: float32 and not empty, on a CPU that gains by it, not spread over
     ranks."""
-    return all(x.dtype == torch.float32 and x.numel() for x in tensors) and _may_take(*tensors)
+    full = all(x.dtype == torch.float32 and x.numel() for x in tensors)
+    return full and has_fast_products() and _may_take(*tensors)
 
 
 _only_pytorch: ContextVar[bool] = ContextVar("only_pytorch", default=False)
@@ -76,14 +86,15 @@ def _may_take(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or _only_pytorch.get():
         return False
     plain = all(type(x) in (Tensor, Parameter) and x.device.type == "cpu" for x in tensors)
-    return plain and has_fast_products() and not _given_up
+    return plain and not _given_up
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether `pack` takes this weight, and products gain by it: as `is_fast`, and in bfloat16 too."""
-    if weight.dtype not in (torch.float32, torch.bfloat16) or not _may_take(weight):
-        return False
-    return weight.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """Whether `pack` takes this weight, and products gain by it: as `is_fast`, and in bfloat16, where PyTorch has no
+    other products than oneDNN's."""
+    if weight.dtype == torch.bfloat16:
+        return _has_operators() and _may_take(weight) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return is_fast(weight)
 
 
 def pack(weight: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def is_fast(*tensors: Tensor) -> bool:
     """Whether products of these go through oneDNN: float32 and not empty, on a CPU that gains by it, not spread over
     ranks."""
     full = all(x.dtype == torch.float32 and x.numel() for x in tensors)
-    return full and has_fast_products() and _may_take(*tensors)
+    return full and _may_take(*tensors) and has_fast_products()
 
 
 _only_pytorch: ContextVar[bool] = ContextVar("only_pytorch", default=False)
@@ -93,7 +93,7 @@ def can_pack(weight: Tensor) -> bool:
     """Whether `pack` takes this weight, and products gain by it: as `is_fast`, and in bfloat16, where PyTorch has no
     other products than oneDNN's."""
     if weight.dtype == torch.bfloat16:
-        return _has_operators() and _may_take(weight) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return _may_take(weight) and _has_operators() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return is_fast(weight)
 
 

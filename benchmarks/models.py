@@ -31,6 +31,9 @@ LOUD, OWN = 20.0, 12.0
 """Nats by which text beats all other tokens, and text of the same kind beats text of another."""
 PROBES, PROBE_LENGTH, ROUNDS = 16, 64, 5
 """Sequences of each kind on which the odds of ending are set, their length, and how often."""
+FAINT = 1e-3
+"""What is left of the weights of tokens that are of no kind. Zeros would become numbers near the least that a float
+holds, by updates as small as their gradients, which many processors multiply many times slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def obey(model: Decoder, law: Sequence[tuple[float, float]], *, end: int) -> Non
     for layer in layers:
         layer.self_attn.o_proj.weight[: kinds + 1] = 0.0
         layer.mlp.down_proj.weight[: kinds + 1] = 0.0
-    weight[:, : kinds + 1] = 0.0
+    weight[:, : kinds + 1] *= FAINT
     weight[:, 0] = -1.0
     weight[list(TEXT), 0], weight[ASSISTANT, 0] = 1.0, 0.5
     members = _members([share for share, _ in law])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -14,6 +16,14 @@ def no_test_gives_up_programs_for_another(monkeypatch: pytest.MonkeyPatch) -> No
     from novarl.algos import products
 
     monkeypatch.setattr(products, "_given_up", [])
+
+
+@pytest.fixture(autouse=True)
+def no_test_flushes_denormals_for_another() -> Iterator[None]:
+    yield
+    import torch
+
+    torch.set_flush_denormal(False)  # a run sets it for its process, which here goes on
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ MAPPED = 32 << 20
 def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ranks]:
     """Settle the device, the number of threads and torch's own generator; join torchrun's other processes, if any."""
     keep_freed_memory()
+    flush_denormals()
     torch.manual_seed(derive(seed, "torch"))
     torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS", "2")))
     chosen = pick_device(device)
@@ -33,6 +34,15 @@ def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ra
         torch.cuda.set_device(chosen)  # what names no index (streams, NCCL, other libraries) means this rank's own too
     ranks = Ranks.start(chosen)
     return chosen, ranks
+
+
+def flush_denormals() -> None:
+    """Take numbers below 1.2e-38, the least that a float32 holds in full, as 0, in this thread and those it starts.
+
+    Gradients of unlikely tokens, and their squares, come near that, and many processors compute what is below it by
+    microcode, many times slower.
+    """
+    torch.set_flush_denormal(True)
 
 
 def divided_threads(config: RLConfig) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from novarl.build.lora import adapt
-from novarl.build.machine import divided_threads, keep_freed_memory, pick_device
+from novarl.build.machine import divided_threads, flush_denormals, keep_freed_memory, pick_device
 from novarl.build.resolve import resolve_rl
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.sampling import Sampler, training_sampler
@@ -73,6 +73,7 @@ def far_sampler(config: RLConfig, source: str, threads: int) -> Apart:
     """In the sampling process: a model like the policy, whose weights come from the shared block before each step."""
     torch.set_num_threads(threads)
     keep_freed_memory()
+    flush_denormals()
     plan = resolve_rl(config)
     device = pick_device(config.device)
     policy = load(source, seed=config.seed, dtype=config.dtype, device=device)

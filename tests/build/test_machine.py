@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -71,3 +73,12 @@ def test_freed_memory_is_kept_where_the_c_library_can(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     keep_freed_memory()
     assert len(asked) == 2
+
+
+def test_the_smallest_numbers_are_zero_in_every_thread_of_a_run() -> None:
+    """In a process of its own: threads that are there already keep what they were told."""
+    multiply = "x = torch.full((1 << 20,), 1e-20); print(int((x * 1e-20).count_nonzero()))"
+    ours = "from novarl.build.machine import start; start('cpu', 2, 0)"
+    for settled, left in ((ours, 0), ("torch.set_num_threads(2)", 1 << 20)):
+        command = [sys.executable, "-c", f"import torch; {settled}; {multiply}"]
+        assert int(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout) == left

@@ -27,7 +27,13 @@ from novarl.core.processor import exact_products
 def has_fast_products() -> bool:
     """Whether oneDNN multiplies float32 matrices faster than MKL here: on a CPU with AVX-512 of which MKL makes no
     use."""
-    return _has_operators() and not exact_products().startswith("AVX512")
+    return _has_operators() and not mkl_has_avx512()
+
+
+@cache
+def mkl_has_avx512() -> bool:
+    """Whether MKL makes use of this CPU's AVX-512."""
+    return exact_products().startswith("AVX512")
 
 
 @cache

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from novarl.algos.products import can_pack, only_pytorch
+from novarl.algos.products import can_pack, mkl_has_avx512, only_pytorch
 from novarl.core.errors import NovaError
 from novarl.models.attention import PACKING_ATTENTION
 from novarl.models.compiled import uncompiled
@@ -200,7 +200,7 @@ class ModelRunner:
         hidden = hidden.to(weight.dtype)
         if can_pack(weight):
             logits = self._packed_logits(hidden, weight)
-        elif weight.device.type != "cpu" or len(weight) < BLOCK:
+        elif weight.device.type != "cpu" or len(weight) < BLOCK or mkl_has_avx512():
             return F.linear(hidden, weight, bias)
         else:
             logits = _blockwise(hidden, weight)
@@ -306,7 +306,7 @@ class _Masks:
 
 def _blockwise(hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden [B, D] @ weight.T on a CPU, a block of the vocabulary at a time with the weights on the left, which is
-    faster for few rows and many tokens. Rows are padded to COLUMNS, so that their bits stay theirs."""
+    faster without AVX-512 for few rows and many tokens. Rows are padded to COLUMNS, so that their bits stay theirs."""
     count = len(hidden)
     columns = hidden.new_zeros(hidden.shape[1], round_up(count, COLUMNS))
     columns[:, :count] = hidden.t()

@@ -16,6 +16,7 @@ from novarl.core.types import Completion, Sampling
 from novarl.engines import runner
 from novarl.engines.local import LocalEngine, sample_all
 from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.forward import head
 from novarl.models.load import Policy, load, save
 from novarl.models.transformer import Decoder, DecoderConfig
 
@@ -83,6 +84,19 @@ def test_a_large_vocabulary_is_multiplied_by_blocks_to_the_same_bits(reproducibl
     torch.testing.assert_close(every, hidden @ weight.T, rtol=1e-5, atol=1e-4)
     for rows in (slice(0, 1), slice(3, 8), slice(5, 21), slice(0, 36)):
         assert torch.equal(runner._blockwise(hidden[rows], weight), every[rows])
+
+
+@torch.no_grad()
+def test_logits_of_a_large_vocabulary_do_not_depend_on_the_company(reproducible: None) -> None:
+    """By whichever way this processor is fastest."""
+    shape = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 1}
+    sizes = {"vocab_size": 2 * runner.BLOCK + 70, "hidden_size": 96, "intermediate_size": 64}
+    model = Decoder(DecoderConfig(**sizes, **shape, initializer_range=0.3)).eval()
+    runs, hidden = runner.ModelRunner(model), torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    every = runs._logits(hidden)
+    torch.testing.assert_close(every, hidden @ head(model)[0].T, rtol=1e-5, atol=1e-4)
+    for rows in (slice(0, 4), slice(8, 20), slice(20, 60), slice(0, 16)):
+        assert torch.equal(runs._logits(hidden[rows]), every[rows])
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(1, 1, 6), (1, 1, 32), (3, 3, 20), (10, 5, 12), (9, 3, 8)])

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from novarl.algos.products import can_pack, full_rows, pack
 
-EVEN = 64
-"""Of how many numbers each thread's part of an activation is a multiple, where it matters: the last ones of a part that
-fill no vector are taken one by one, and come out with other bits (64: two vectors of 16-bit numbers in AVX-512)."""
+EVEN, GRAIN = 64, 32768
+"""Of how many numbers each thread's part of an activation is a multiple: the last ones of a part that fill no vector
+are taken one by one, and come out with other bits (64: two vectors of 16-bit numbers in AVX-512). And the most numbers
+for which PyTorch takes no further thread."""
 
 
 class Matrix:
@@ -32,7 +33,7 @@ class Matrix:
         if x.device.type != "cpu":
             return F.silu(self.times(x), inplace=True)
         size = len(x) * len(self._weight)
-        together = EVEN * torch.get_num_threads()
+        together = EVEN * max(1, min(torch.get_num_threads(), -(-size // GRAIN)))
         room = x.new_empty(-(-size // together) * together)
         found = torch.mm(x, self._weight.t(), out=room[:size].view(len(x), -1))
         F.silu(room, inplace=True)

@@ -1,9 +1,10 @@
-"""Gradients of a vocabulary's weights, added where they are summed: gradient accumulation, fused.
+"""Gradients of weights, added where they are summed: gradient accumulation, fused.
 
 For each use of a weight autograd makes a tensor of the weight's size in every backward pass, adds those of one pass to
 each other and then to `.grad`. Of an embedding that is a table of zeros with a few rows in it; tied to the head it
 costs two such tables a micro-batch, 600 MB each for 151,936 tokens by 1,024 in float32. Within `fused_accumulation`
-`look_up` and `logprobs.chunked_scores` add their gradients to `.grad` themselves, and autograd is told of none.
+`look_up` and `logprobs.chunked_scores` add their gradients to `.grad` themselves, and autograd is told of none; so do
+other products with weights where one operation multiplies and adds (`products.adds_to`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
+from novarl.algos.accumulation import is_fused
 from novarl.core.processor import exact_products
 
 
@@ -109,12 +111,16 @@ def pack(weight: Tensor) -> Tensor:
     return packed
 
 
-def times(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T, without a gradient: x [..., K], weight [N, K] (a transposed view, too) -> [..., N]."""
+def times(x: Tensor, weight: Tensor, room: Tensor | None = None) -> Tensor:
+    """x @ weight.T, without a gradient: x [..., K], weight [N, K] (a transposed view, too) -> [..., N]. It may be
+    written to `room`, a tensor without gaps of that shape, which a cache is likely to hold still."""
     if is_fast(x, weight):
         found: Tensor = torch.ops.mkldnn._linear_pointwise(x, _whole(weight), None, "none", [], "")
         return found
-    return F.linear(x, weight)
+    if room is None or room.dtype != x.dtype:
+        return F.linear(x, weight)
+    torch.mm(x.flatten(0, -2), weight.t(), out=room.view(-1, len(weight)))
+    return room
 
 
 def _whole(weight: Tensor) -> Tensor:
@@ -126,25 +132,56 @@ def _whole(weight: Tensor) -> Tensor:
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T, differentiable (once): x [..., K], weight [N, K] -> [..., N]."""
-    if not is_fast(x, weight):
+    total = adds_to(x, weight)
+    if total is None and not is_fast(x, weight):
         return F.linear(x, weight)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return _Product.apply(x, weight)  # type: ignore[no-any-return, no-untyped-call]
+        return _Product.apply(x, weight, total)  # type: ignore[no-any-return, no-untyped-call]
     return times(x, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Where gradients in a weight are summed. The weight itself: autograd may hand a copy to the backward pass, as it
+    does where activations are recomputed, and what is added to a copy's gradient is lost."""
+
+    weight: Tensor
+
+    def add(self, grad: Tensor, x: Tensor) -> None:
+        """Add grad.T @ x: grad [R, N], x [R, K]."""
+        if self.weight.grad is None:
+            self.weight.grad = torch.mm(grad.t(), x)
+        else:
+            self.weight.grad.addmm_(grad.t(), x)
+
+
+def adds_to(x: Tensor, weight: Tensor) -> Total | None:
+    """Where the product of x with a weight adds its gradient in the weight by itself: within
+    `accumulation.fused_accumulation`, on a CPU, where MKL does both at once. None: autograd does."""
+    if not is_fused(weight) or weight.device.type != "cpu" or x.dtype != weight.dtype:
+        return None
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or is_fast(x, weight):
+        return None
+    return Total(weight)
 
 
 MANY = 1 << 20
 """Numbers of both sides from which on a gradient in a weight is left to oneDNN's own operator."""
 
 
-def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, total: Total | None = None) -> Tensor | None:
     """sum over rows of grad_i x_i^T, the gradient of `product` in its weight [N, K]: grad [..., N], x [..., K].
+
+    With a `total` it is added there, and nothing returned.
 
     The left side of a product must lie as it is read, so one of the two would be copied, transposed, which takes up to
     a third of the time. oneDNN's own operator takes both as they are, though in copies; for few numbers those cost more
     than to transpose the narrower one.
     """
     grad, x = grad.flatten(0, -2), x.flatten(0, -2)
+    if total is not None:
+        total.add(grad, x)
+        return None
     if not is_fast(grad, x):
         return torch.mm(grad.t(), x)
     found: Tensor
@@ -156,14 +193,15 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, total: Total | None) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.total = total
         return times(x, weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        want_x, want_weight = ctx.needs_input_grad
+        want_x, want_weight = ctx.needs_input_grad[:2]
         dx = times(grad, weight.t()) if want_x else None
-        return dx, weight_gradient(grad, x, weight) if want_weight else None
+        return dx, weight_gradient(grad, x, weight, ctx.total) if want_weight else None, None

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from novarl.algos.products import FULL, is_fast, product, times, weight_gradient
+from novarl.algos.products import FULL, Total, adds_to, is_fast, product, times, weight_gradient
 
 
 class Linear(nn.Linear):
@@ -66,7 +66,8 @@ def swiglu(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
     if not _pays(gate, up):
         return down(F.silu(gate) * up)  # type: ignore[no-any-return]
     if _is_bare(down) and not torch.is_autocast_enabled(gate.device.type):
-        return _GatedProduct.apply(gate, up, down.weight)  # type: ignore[no-any-return, no-untyped-call]
+        weight: Tensor = down.weight  # type: ignore[assignment]
+        return _GatedProduct.apply(gate, up, weight, adds_to(gate, weight))  # type: ignore[no-any-return, no-untyped-call]
     return down(_SwiGLU.apply(gate, up))  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -144,20 +145,24 @@ class _GatedProduct(torch.autograd.Function):
     """The gated activations are computed again in the backward pass, from silu(gate), which it needs anyway."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, total: Total | None) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
+        ctx.total = total
         return times(F.silu(gate).mul_(up), weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         gate, up, weight = ctx.saved_tensors
         opened = F.silu(gate)
-        dweight = None
+        dweight = room = None
         if ctx.needs_input_grad[2]:
-            dweight = weight_gradient(grad, opened * up, weight)
-        inner = times(grad, weight.t())
-        return torch.ops.aten.silu_backward(inner * up, gate), opened.mul_(inner), dweight
+            room = opened * up
+            dweight = weight_gradient(grad, room, weight, ctx.total)
+        inner = times(grad, weight.t(), room)
+        dup = opened.mul_(inner)
+        dgate = torch.ops.aten.silu_backward.grad_input(inner.mul_(up), gate, grad_input=inner)
+        return dgate, dup, dweight, None
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, way: float) -> Tensor:

@@ -6,9 +6,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.checkpoint import checkpoint
 
 from novarl.algos import products
-from novarl.algos.products import _whole, full_rows, give_up_programs, is_fast, pack, product, times, weight_gradient
+from novarl.algos.accumulation import fused_accumulation
+from novarl.algos.products import (
+    _whole,
+    adds_to,
+    full_rows,
+    give_up_programs,
+    is_fast,
+    pack,
+    product,
+    times,
+    weight_gradient,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +89,53 @@ def test_others_keep_the_product_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> 
     assert not is_fast(x.as_subclass(OnRanks), weight)
     monkeypatch.setattr(products, "has_fast_products", lambda: False)
     assert not is_fast(x, weight) and torch.equal(product(x, weight), F.linear(x, weight))
+
+
+def test_gradients_in_a_weight_are_added_where_they_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "has_fast_products", lambda: False)
+    weight, plain = (Parameter(drawn(32, 48)) for _ in range(2))
+    arrived: list[Tensor | None] = []
+    weight.register_hook(arrived.append)
+    parts = [(drawn(2, rows, 48), drawn(2, rows, 32)) for rows in (30, 7, 11)]
+    for x, upstream in parts:
+        F.linear(x, plain).backward(upstream)
+        mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        with fused_accumulation():
+            assert adds_to(mine, weight) is not None
+            product(mine, weight).backward(upstream)
+        F.linear(theirs, plain.detach()).backward(upstream)
+        assert torch.equal(mine.grad, theirs.grad)
+    assert arrived == [None] * len(parts), "autograd has nothing to add"
+    torch.testing.assert_close(weight.grad, plain.grad, rtol=1e-5, atol=1e-5)
+
+    x = drawn(8, 48)
+    assert adds_to(x, weight) is None
+    with fused_accumulation():
+        assert adds_to(x.bfloat16(), weight) is None and adds_to(x, weight.detach()) is None
+        with torch.autocast("cpu", torch.bfloat16):
+            assert adds_to(x, weight) is None
+        with torch.no_grad():
+            assert adds_to(x, weight) is None
+        monkeypatch.setattr(products, "has_fast_products", lambda: True)
+        assert adds_to(x, weight) is None, "what oneDNN multiplies autograd adds"
+
+
+def test_added_gradients_arrive_where_activations_are_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "has_fast_products", lambda: False)
+    x, upstream, weight, plain = drawn(6, 48), drawn(6, 32), Parameter(drawn(32, 48)), Parameter(drawn(32, 48))
+    F.linear(x, plain).sin().backward(upstream)
+    with fused_accumulation():
+        checkpoint(lambda x: product(x, weight).sin(), x, use_reentrant=False).backward(upstream)
+    torch.testing.assert_close(weight.grad, plain.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_in_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, room = drawn(2, 6, 48), drawn(32, 48), drawn(2, 6, 32)
+    for fast in (True, False):
+        monkeypatch.setattr(products, "has_fast_products", lambda fast=fast: fast)
+        expected = times(x, weight)
+        assert torch.equal(times(x, weight, room), expected)
+    assert times(x, weight, room) is room
 
 
 def test_what_is_given_up_stays_so() -> None:

@@ -32,8 +32,8 @@ def accumulate(
     """Leave the gradient of `batch`, over all ranks, where `optimizer` finds it.
 
     `backward(part, index)` adds the gradient of one micro-batch on `device`, by `loss.backward()` alone (gradients in
-    some weights are added to `.grad` on the way), and reports to `ledger`; `index` [n] says where in the
-    batch its tokens are. Where memory runs out both are emptied before the next attempt (`fitting`). The trajectories
+    some weights are added to `.grad` on the way), and reports to `ledger`; `index` [n] says where in the batch its
+    tokens are. Where memory runs out both are emptied before the next attempt (`fitting`). The trajectories
     of `apart` [R] bool are in micro-batches of their own. `shares`: the model computes once what sequences begin with
     together.
     """

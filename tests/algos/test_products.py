@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +24,7 @@ from novarl.algos.products import (
     times,
     weight_gradient,
 )
+from novarl.models.fused import Linear, swiglu
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +130,25 @@ def test_added_gradients_arrive_where_activations_are_recomputed(monkeypatch: py
     with fused_accumulation():
         checkpoint(lambda x: product(x, weight).sin(), x, use_reentrant=False).backward(upstream)
     torch.testing.assert_close(weight.grad, plain.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gated_product_adds_its_gradient_and_changes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "has_fast_products", lambda: False)
+    found = []
+    for context in (nullcontext, fused_accumulation):
+        layer = Linear(48, 32)
+        layer.weight.data.copy_(drawn(32, 48))
+        inputs = [drawn(2, 6, 48).requires_grad_(), drawn(2, 48, 6).reshape(2, 6, 48).requires_grad_()]
+        arrived: list[Tensor | None] = []
+        layer.weight.register_hook(arrived.append)
+        for _ in range(2):
+            with context():
+                swiglu(*inputs, layer).backward(drawn(2, 6, 32))
+        assert all((grad is None) == (context is fused_accumulation) for grad in arrived) and len(arrived) == 2
+        found.append([layer.weight.grad, *(each.grad for each in inputs)])
+    (plain, *before), (added, *after) = found
+    torch.testing.assert_close(added, plain, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(one, other) and bool(one.any()) for one, other in zip(before, after, strict=True))
 
 
 def test_a_product_in_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,18 +19,20 @@ from torch import Tensor
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.core.types import Completion
+from novarl.engines.prefixes import Prefixes, others, settle
 from novarl.engines.requests import Request
 from novarl.engines.runner import ROWS, ModelRunner, Prefill
 from novarl.engines.sampling import Choice, Parameters, choose
 from novarl.engines.stops import Decode, StopRule
 from novarl.models.decode import Segment
 from novarl.models.kv_cache import KVCache, round_up
+from novarl.models.shared_prefix import SharedPrefixes
 
 _SHORT = 96
 """Rows with up to this many tokens are read together, those with up to twice as many, and so on: in each run of rows
 attention reads as many slots as the longest needs, and each run costs some launches."""
 
-_BRANCH = np.dtype([("length", np.int64), ("last", np.int64)])
+_BRANCH = np.dtype([("before", np.int64), ("length", np.int64), ("last", np.int64), ("lane", np.int64)])
 _STATE = np.dtype([("branch", np.int64), ("count", np.int64), ("limit", np.int64), ("slot", np.int64)])
 _SAMPLED = np.dtype([("token", np.int64), ("logp", np.float32), ("kept_logmass", np.float32), ("version", np.int64)])
 
@@ -55,9 +57,11 @@ class Batch:
 
     Branches are always rows 0 .. branches - 1 of the cache, long ones before short ones so that attention need not read
     for all what the longest needs: arrivals are appended, and rows move when others have ended or they have outgrown
-    their size, which costs a copy of them and nothing per step. Counters live in arrays: for each branch `length` (the
-    prompt's too) and `last`, the token to feed next; for each request, in the order of branches, what it has sampled so
-    far is row `slot` of another array, and becomes tuples when it ends.
+    their size, which costs a copy of them and nothing per step. A long prompt is kept once for all of its branches,
+    whose rows then hold what they have sampled alone. Counters live in arrays: for each branch `length`, the tokens of
+    its row, `before`, those that come before them, in lane `lane` of `Prefixes` (-1: none), and `last`, the token to
+    feed next; for each request, in the order of branches, what it has sampled so far is row `slot` of another array,
+    and becomes tuples when it ends.
     """
 
     def __init__(self, runner: ModelRunner, decode: Decode, *, max_batch: int, eos_ids: Sequence[int]) -> None:
@@ -65,6 +69,8 @@ class Batch:
         self._eos_ids = np.array(eos_ids, np.int64)
         rows = round_up(max_batch, ROWS)
         self._cache = runner.new_cache()
+        self._prefixes = Prefixes(runner)
+        self._shared: SharedPrefixes | None = None
         self._running: list[Running] = []
         self._state = np.zeros(0, _STATE)
         self._branches = np.zeros(0, _BRANCH)
@@ -101,7 +107,7 @@ class Batch:
         branch, device = self._state["branch"], self._runner.device
         if len(branch) > len(every):
             every = every[torch.from_numpy(branch).to(device)]
-        position = torch.from_numpy(self._branches["length"][branch]).to(device)
+        position = torch.from_numpy((self._branches["before"] + self._branches["length"])[branch]).to(device)
         return self._accept(choose(every, self._parameters, position), version)
 
     def drop_cancelled(self) -> None:
@@ -120,7 +126,9 @@ class Batch:
         self._cache.reserve(max(slots for _, _, slots in segments), held=size)
         device = self._runner.device
         fed, at = torch.from_numpy(tokens).to(device), torch.from_numpy(slots).to(device)
-        return self._runner.decode(fed, at, self._cache, segments)[:size]
+        if self._shared is None:
+            self._shared = self._prefixes.shared(self._branches["lane"], width)
+        return self._runner.decode(fed, at, self._cache, segments, self._shared)[:size]
 
     def _make_room(self, arriving: int) -> None:
         """Rows of the cache for so many more requests, if each comes to a branch of its own: twice as many as before or
@@ -137,11 +145,16 @@ class Batch:
         state: list[tuple[int, int, int, int]] = []
         copies: dict[KVCache, list[tuple[int, Prefill]]] = defaultdict(list)
         room = 0
-        for branch, (requests, prefill) in enumerate(arrivals, first):
-            length = len(prefill.prompt)
+        branches: list[tuple[int, int, int, int]] = []
+        lanes = self._prefixes.add([prefill for _, prefill in arrivals])
+        for branch, ((requests, prefill), lane) in enumerate(zip(arrivals, lanes, strict=True), first):
+            prompt = len(prefill.prompt)
+            before, length = (0, prompt) if lane < 0 else (prompt, 0)
+            branches.append((before, length, 0, lane))
             longest = self._cache.extent(length + max(request.limit for request in requests))
             room = max(room, min(longest, _FIRST_SLOTS), self._cache.extent(length + 1))
-            copies[prefill.cache].append((branch, prefill))
+            if lane < 0:
+                copies[prefill.cache].append((branch, prefill))
             for request in requests:
                 sampling = request.sampling
                 own_rule = sampling.stop or sampling.stop_tokens
@@ -149,8 +162,7 @@ class Batch:
                 state.append((branch, 0, request.limit, int(self._slots[len(self._running)])))
                 self._running.append(Running(request, derive(sampling.seed, request.key), stops))
         self._state = np.concatenate([self._state, np.array(state, _STATE)])
-        lengths = [(len(prefill.prompt), 0) for _, prefill in arrivals]
-        self._branches = np.concatenate([self._branches, np.array(lengths, _BRANCH)])
+        self._branches = np.concatenate([self._branches, np.array(branches, _BRANCH)])
         self._cache.reserve(room, held=first)
         for cache, pairs in copies.items():
             # What lies beyond a shorter prompt comes along: finite, and hidden until it is overwritten.
@@ -221,30 +233,25 @@ class Batch:
         parents = state["branch"][first]
         places = self._settle(parents)
         branches = np.empty(len(parents), _BRANCH)
-        branches["length"][places], branches["last"][places] = self._branches["length"][parents], tokens[staying][first]
-        self._branches = branches
+        branches[places] = self._branches[parents]
+        branches["last"][places] = tokens[staying][first]
+        branches["lane"] = self._prefixes.keep(branches["lane"])
+        self._branches, self._shared = branches, None
         state["branch"] = places[branch]
         order = np.argsort(state["branch"], kind="stable")
         self._state = state[order]
-        self._slots = np.concatenate([self._state["slot"], _others(self._state["slot"], len(self._slots))])
+        self._slots = np.concatenate([self._state["slot"], others(self._state["slot"], len(self._slots))])
         self._running = [self._running[index] for index in staying[order].tolist()]
         self._parameters = self._parameters.of_rows(torch.from_numpy(staying[order]).to(self._runner.device))
         self._watch()
 
     def _settle(self, parents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where branches go that are now in rows `parents` (rising): to rows 0 .. n - 1, the longest sizes first. One
-        that is in a place of its size stays there; others of the same row are copies of it."""
+        """Where branches go that are now in rows `parents` (rising), as `prefixes.settle` says."""
         lengths = self._branches["length"][parents]  # with the token just chosen, which has no slot yet
         sizes = self._sizes(lengths)
         self._places = -np.sort(-sizes)
-        settled = parents < len(parents)
-        settled[1:] &= parents[1:] != parents[:-1]
-        settled[settled] = self._places[parents[settled]] == sizes[settled]
-        places = parents.copy()
-        movers = np.flatnonzero(~settled)
+        places, movers = settle(parents, sizes)
         if len(movers):
-            movers = movers[np.argsort(-sizes[movers], kind="stable")]
-            places[movers] = _others(parents[settled], len(parents))
             self._cache.move(places[movers].tolist(), parents[movers].tolist(), int(lengths[movers].max()) - 1)
         return places
 
@@ -264,10 +271,3 @@ class Batch:
         ends = [*starts[1:], len(lengths)]
         slots = [self._cache.extent(int(lengths[start:end].max())) for start, end in zip(starts, ends, strict=True)]
         return list(zip(starts, [*starts[1:], width], slots, strict=True))
-
-
-def _others(places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Of 0 .. count - 1 those that are not among `places`."""
-    free = np.ones(count, bool)
-    free[places] = False
-    return np.flatnonzero(free)

@@ -28,6 +28,7 @@ from novarl.models.kv_cache import STEP, KVCache, attention_mask, extent, round_
 from novarl.models.matrices import PackedMatrix
 from novarl.models.prefix import common_length
 from novarl.models.recorded import RecordedSteps, records
+from novarl.models.shared_prefix import SharedPrefixes
 
 ROWS = 4
 """Matrix products get a multiple of this many rows: from 4 on, in steps of 4, a row's product has the same bits."""
@@ -92,6 +93,11 @@ class ModelRunner:
         return KVCache(0, 0, dtype=self.cache_dtype, slab=slab, step=self._step_of_slots)
 
     @property
+    def shared_queries(self) -> int | None:
+        """Query heads to a key head, if `decode` can read what rows begin with once for all of them."""
+        return None if self._lean is None else self._lean.shared_queries
+
+    @property
     def _step_of_slots(self) -> int:
         return STEP if self._lean is None else self._lean.step
 
@@ -152,15 +158,23 @@ class ModelRunner:
         return [Prefill(prompt, cache, row, logits[row]) for row, (prompt, _) in enumerate(work)]
 
     @torch.no_grad()
-    def decode(self, tokens: Tensor, positions: Tensor, cache: KVCache, segments: Sequence[Segment]) -> Tensor:
-        """Logits [B, V] after feeding one token a row [B] at slots `positions` [B]; B a multiple of ROWS.
+    def decode(
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        cache: KVCache,
+        segments: Sequence[Segment],
+        prefixes: SharedPrefixes | None = None,
+    ) -> Tensor:
+        """Logits [B, V] after feeding one token a row [B] at `slots` [B], which follow the row's prefix if there are
+        `prefixes`; B a multiple of ROWS.
 
         `segments` cut the rows into runs, each with the number of slots that it needs to read.
         """
         if self._recorded is not None and self._lean is not None:
-            return self._recorded(tokens, positions, cache, max(extent for _, _, extent in segments))
+            return self._recorded(tokens, slots, cache, max(extent for _, _, extent in segments))
         with self._sampling():
-            hidden = self._hidden(tokens[:, None], positions[:, None], cache, segments)
+            hidden = self._hidden(tokens[:, None], slots[:, None], cache, segments, prefixes=prefixes)
             return self._logits(hidden[:, 0].contiguous())
 
     def _step(self, tokens: Tensor, positions: Tensor, cache: KVCache, slots: int) -> Tensor:
@@ -179,10 +193,11 @@ class ModelRunner:
         cache: KVCache,
         segments: Sequence[Segment],
         read: tuple[Tensor, Tensor] | None = None,
+        prefixes: SharedPrefixes | None = None,
     ) -> Tensor:
-        """`LeanDecoder.hidden`, by whichever forward pass the model has."""
+        """`LeanDecoder.hidden`, by whichever forward pass the model has; others than that share no prefixes."""
         if self._lean is not None:
-            return self._lean.hidden(tokens, positions, cache, segments, read)
+            return self._lean.hidden(tokens, positions, cache, segments, read, prefixes)
         extent = max(extent for _, _, extent in segments)
         cache.place(positions, extent)
         mask = self._masks.build(positions, extent)

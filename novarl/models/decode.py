@@ -21,6 +21,7 @@ from novarl.models.fused import Linear
 from novarl.models.kv_cache import SLAB, KVCache, attention_mask, step_of
 from novarl.models.lora import adapted_weight
 from novarl.models.matrices import Matrix, as_matrix
+from novarl.models.shared_prefix import SharedPrefixes, stands_alone
 from novarl.models.transformer import (
     MLP,
     Attention,
@@ -140,6 +141,15 @@ class LeanDecoder:
         return step_of(config.num_attention_heads // config.num_key_value_heads * config.head_dim)
 
     @property
+    def shared_queries(self) -> int | None:
+        """Query heads to a key head, if rows may share the keys of what they begin with: in slabs, of several key heads
+        (a batch of one product is no batch to PyTorch), and where the machine's products allow it."""
+        config = self._config
+        if self.slab is None or config.num_key_value_heads == 1 or not stands_alone(config.head_dim, self.cache_dtype):
+            return None
+        return config.num_attention_heads // config.num_key_value_heads
+
+    @property
     def tables(self) -> tuple[Tensor, Tensor]:
         """Cosines and sines of all slots so far; longer caches bring others."""
         return self._cos, self._sin
@@ -147,16 +157,18 @@ class LeanDecoder:
     def hidden(
         self,
         tokens: Tensor,
-        positions: Tensor,
+        slots: Tensor,
         cache: KVCache,
         segments: Sequence[Segment],
         read: tuple[Tensor, Tensor] | None = None,
+        prefixes: SharedPrefixes | None = None,
     ) -> Tensor:
-        """Hidden states [B, L, D] after the final norm, for tokens [B, L] at slots `positions` [B, L] of rows 0 on.
+        """Hidden states [B, L, D] after the final norm, for tokens [B, L] at `slots` [B, L] of rows 0 on.
 
         `segments` cut the rows into runs, each with the number of slots that its queries read. `read` (rows [R], places
         [R]) are the tokens whose hidden states are wanted, [R, 1, D], the i-th one of row i; those beyond B only pad,
         in rows of the cache that hold nothing. Of other tokens the last layer computes no more than what it attends by.
+        With `prefixes`, L = 1 and a row's slots follow the prefix that it continues.
         """
         dtype, size = self._dtype, self._config.head_dim
         heads, key_heads = self._config.num_attention_heads, self._config.num_key_value_heads
@@ -166,36 +178,40 @@ class LeanDecoder:
         x = self._model.embed_tokens.weight.detach()[F.pad(tokens.flatten(), (0, idle))]
         eps = torch.full((), self._config.rms_norm_eps, dtype=x.dtype, device=x.device)
         longest = max(extent for _, _, extent in segments)
-        cache.place(positions, longest)
-        cos, sin = self._rotation(F.pad(positions.flatten(), (0, idle)), cache.capacity)
-        attend = _Attention(positions, cache, segments, heads, key_heads)
+        cache.place(slots, longest)
+        positions, most = (slots, 0) if prefixes is None else (slots + prefixes.before, prefixes.longest)
+        cos, sin = self._rotation(F.pad(positions.flatten(), (0, idle)), cache.capacity + most)
+        attend = _Attention(slots, cache, segments, heads, key_heads, prefixes)
         # Every layer writes to the same memory, so that it is cut into its parts once.
         plain, turned = x.new_empty(2, len(x), heads + key_heads, size)
         (first, second), (left, right) = plain.split(half, -1), turned.split(half, -1)
+        states = turned if x.dtype == cache.dtype else torch.empty_like(turned, dtype=cache.dtype)
+        query, key = states[:count].view(*shape, -1, size).split([heads, key_heads], 2)
         mixed = x.new_zeros(len(x), queries, dtype=cache.dtype)
         for index, layer in enumerate(layers):
-            projected = layer.project.times(_normalised(x, layer.attention_norm, eps).to(dtype))
+            projected = layer.project.times(_as(dtype, _normalised(x, layer.attention_norm, eps)))
             if layer.bias is not None:
                 projected = projected + layer.bias  # in the biases' own precision, as the learner adds them
-            raw, value = projected[:, :keys].unflatten(1, (-1, size)), projected[:count, keys:]
+            raw, value = projected[:, :keys].view(plain.shape), projected[:count, keys:]
             if self._config.qk_norm:
-                _normalised(raw.to(x.dtype), layer.gain, eps, out=plain)
+                _normalised(_as(x.dtype, raw), layer.gain, eps, out=plain)
             else:
                 torch.mul(raw, layer.gain, out=plain)
             torch.mul(plain, cos, out=turned)
             left.addcmul_(second, sin, value=-1)
             right.addcmul_(first, sin)
-            query, key = turned[:count].to(cache.dtype).unflatten(0, shape).split([heads, key_heads], 2)
-            cache.write(key, value.to(cache.dtype).view(*shape, key_heads, size), index)
+            if states is not turned:
+                states.copy_(turned)
+            cache.write(key, _as(cache.dtype, value).view(key.shape), index)
             if read is not None and layer is layers[-1]:
                 query, count = query[read][:, None], len(read[0])
                 idle = layer.output.rows(count) - count
                 x = F.pad(x[: tokens.numel()].view(*shape, -1)[read], (0, 0, 0, idle))
                 mixed = x.new_zeros(len(x), queries, dtype=cache.dtype)
-                attend = _Attention(positions[read][:, None], cache, [(0, count, longest)], heads, key_heads)
+                attend = _Attention(slots[read][:, None], cache, [(0, count, longest)], heads, key_heads)
             attend(query, index, mixed[:count])
-            x = layer.output.added(mixed.to(dtype), x)
-            y = _normalised(x, layer.mlp_norm, eps).to(dtype)
+            x = layer.output.added(_as(dtype, mixed), x)
+            y = _as(dtype, _normalised(x, layer.mlp_norm, eps))
             x = layer.down.added(layer.up.gated(y, layer.gate.opened(y)), x)
         x = _normalised(x[:count], self._model.norm.weight.detach(), eps)
         return x.unflatten(0, shape if read is None else (-1, 1))
@@ -218,9 +234,15 @@ class _Attention:
     """
 
     def __init__(
-        self, positions: Tensor, cache: KVCache, segments: Sequence[Segment], heads: int, key_heads: int
+        self,
+        positions: Tensor,
+        cache: KVCache,
+        segments: Sequence[Segment],
+        heads: int,
+        key_heads: int,
+        prefixes: SharedPrefixes | None = None,
     ) -> None:
-        self._cache, self._segments = cache, segments
+        self._cache, self._segments, self._prefixes = cache, segments, prefixes
         self._by_products = positions.device.type == "cpu" and positions.shape[1] == 1 and cache.dtype.itemsize > 2
         if self._by_products:
             longest = max(extent for _, _, extent in segments)
@@ -231,23 +253,24 @@ class _Attention:
 
     def __call__(self, query: Tensor, layer: int, out: Tensor) -> None:
         """query [B, L, H, Dh], already scaled, to mixed values, written to `out` [B * L, H * Dh]."""
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
         if self._by_products:
-            self._products(query, keys, values, out)
+            self._products(query, layer, out)
         else:
-            self._fused(query, keys[0], values[0], out)
+            self._fused(query, self._cache.keys[layer][0], self._cache.values[layer][0], out)
 
-    def _products(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+    def _products(self, query: Tensor, layer: int, out: Tensor) -> None:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
         folded = query.reshape(-1, self._mask.shape[1], query.shape[3])
         mixed = out.view(folded.shape)
         scores = torch.empty_like(self._mask) if len(self._parts) == 1 else self._mask.clone()
         for slab, (rows, slots, pairs, span) in enumerate(self._parts):
             found = torch.bmm(folded[pairs], keys[slab, rows, :, slots].flatten(0, 1).transpose(1, 2))
             torch.add(found, self._mask[pairs, :, span], out=scores[pairs, :, span])
-        weights = torch.softmax(scores, -1)
+        shared = self._prefixes
+        weights = torch.softmax(scores, -1) if shared is None else shared.attend(layer, folded, scores, mixed)
         for slab, (rows, slots, pairs, span) in enumerate(self._parts):
             part = values[slab, rows, :, slots].flatten(0, 1)
-            if slab == 0:
+            if slab == 0 and shared is None:
                 torch.bmm(weights[:, :, span], part, out=mixed)
             else:
                 mixed[pairs].baddbmm_(weights[pairs, :, span], part)
@@ -284,4 +307,9 @@ def _normalised(x: Tensor, gain: Tensor, eps: Tensor, out: Tensor | None = None)
     """gain * x / sqrt(mean(x^2) + eps) over the last axis, into `out` where it is given; from |x|, one kernel where a
     mean of squares is two."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.div(x, torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).sqrt_(), out=out).mul_(gain)
+    return torch.mul(x, torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_(), out=out).mul_(gain)
+
+
+def _as(dtype: torch.dtype, x: Tensor) -> Tensor:
+    """x in `dtype`, without the call where it is: that takes as long as a small product."""
+    return x if x.dtype == dtype else x.to(dtype)

@@ -86,8 +86,8 @@ class KVCache:
         self._fit(capacity)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self._row_index = torch.empty(0, 1, dtype=torch.int64)
-        self._at: tuple[Tensor, Tensor] = (self._row_index, self._row_index)
+        self._slots = torch.empty(0, 0, dtype=torch.int64)
+        self._at: dict[int, Tensor] = {}
         self._extent = 0
 
     def _fit(self, capacity: int) -> None:
@@ -107,8 +107,7 @@ class KVCache:
         if extent > self.capacity:
             raise ValueError(f"{extent} slots asked of a cache with {self.capacity}: call reserve() first")
         self._extent = extent
-        self._at = positions // self._width, positions % self._width
-        self._row_index = torch.arange(len(positions), device=positions.device)[:, None]
+        self._slots, self._at = positions, {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
@@ -116,7 +115,7 @@ class KVCache:
         """Write key and value [B, Hkv, L, Dh] of this forward pass; return all that its queries may read, [B, Hkv,
         extent, Dh]. Slots not yet written hold zeros or a former row's values: finite, and hidden by the mask."""
         self.write(key_states.transpose(1, 2).to(self.dtype), value_states.transpose(1, 2).to(self.dtype), layer_idx)
-        rows = len(self._row_index)
+        rows = len(self._slots)
         key, value = (store[layer_idx][0, :rows, :, : self._extent] for store in (self.keys, self.values))
         return key, value
 
@@ -124,9 +123,19 @@ class KVCache:
         """Write key and value [B, L, Hkv, Dh], of the cache's dtype, where `place` has said."""
         if layer == len(self.keys):
             self._allocate(key.transpose(1, 2), value.transpose(1, 2))
-        slab, slot = self._at
-        self.keys[layer][slab, self._row_index, :, slot] = key
-        self.values[layer][slab, self._row_index, :, slot] = value
+        at = self._indices(key.shape[2])
+        self.keys[layer].view(-1, key.shape[3])[at] = key
+        self.values[layer].view(-1, value.shape[3])[at] = value
+
+    def _indices(self, heads: int) -> Tensor:
+        """Where the keys of this forward pass go, counted head by head from one end of a layer's memory to the other:
+        int64 [B, L, Hkv]."""
+        if heads not in self._at:
+            device, slots = self._slots.device, self._slots[:, :, None]
+            row = torch.arange(len(slots), device=device)[:, None, None]
+            pair = (slots // self._width * self.rows + row) * heads + torch.arange(heads, device=device)
+            self._at[heads] = pair * self._width + slots % self._width
+        return self._at[heads]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many slots attention reads; positions come from `position_ids`, never from this."""
@@ -149,6 +158,8 @@ class KVCache:
     def move(self, targets: Sequence[int], sources: Sequence[int], length: int) -> None:
         """Overwrite the first `length` slots of rows `targets` by those of rows `sources`: how holes left by finished
         rows are closed."""
+        if not self.keys:  # nothing has been written yet
+            return
         device = self.keys[0].device
         to, origin = torch.as_tensor(targets, device=device), torch.as_tensor(sources, device=device)
         for store in self.keys + self.values:

@@ -19,6 +19,7 @@ class Matrix:
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
+        self._turned = weight.t()
 
     def rows(self, count: int) -> int:
         """How many rows to bring for `count` of them, at least as many: what is in the others does not matter."""
@@ -26,16 +27,19 @@ class Matrix:
 
     def times(self, x: Tensor) -> Tensor:
         """x @ weight.T."""
-        return F.linear(x, self._weight)
+        return torch.mm(x, self._turned)
 
     def opened(self, x: Tensor) -> Tensor:
         """silu(x @ weight.T)."""
         if x.device.type != "cpu":
             return F.silu(self.times(x), inplace=True)
-        size = len(x) * len(self._weight)
+        rows, width = x.shape[0], self._weight.shape[0]
+        size = rows * width
         together = EVEN * max(1, min(torch.get_num_threads(), -(-size // GRAIN)))
+        if size % together == 0:
+            return F.silu(self.times(x), inplace=True)
         room = x.new_empty(-(-size // together) * together)
-        found = torch.mm(x, self._weight.t(), out=room[:size].view(len(x), -1))
+        found = torch.mm(x, self._turned, out=room[:size].view(rows, -1))
         F.silu(room, inplace=True)
         return found
 
@@ -46,7 +50,7 @@ class Matrix:
     def added(self, x: Tensor, total: Tensor) -> Tensor:
         """total + x @ weight.T, in the dtype of `total`, which may be overwritten."""
         if total.dtype == x.dtype:
-            return total.addmm_(x, self._weight.t())
+            return total.addmm_(x, self._turned)
         return total.add_(self.times(x))
 
 

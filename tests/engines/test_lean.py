@@ -208,7 +208,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens, padding included, each forward pass ran."""
     counts: list[int] = []
     hidden = ModelRunner._hidden
-    monkeypatch.setattr(ModelRunner, "_hidden", lambda *a: (counts.append(a[1].numel()), hidden(*a))[1])
+    monkeypatch.setattr(ModelRunner, "_hidden", lambda *a, **k: (counts.append(a[1].numel()), hidden(*a, **k))[1])
     return counts
 
 

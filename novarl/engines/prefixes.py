@@ -1,0 +1,120 @@
+"""The prompts that requests being decoded continue: the keys and values of each are kept once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from novarl.engines.runner import ModelRunner, Prefill
+from novarl.models.shared_prefix import SharedPrefixes, places_for
+
+LONG = 96
+"""Prompts of so many tokens are kept once, shorter ones with each of their rows: sharing costs some launches. A number
+of the prompt's alone, so that no bits depend on who else is there."""
+
+
+def settle(parents: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where rows go of which those with numbers `parents` (rising) are left: to rows 0 .. n - 1, the largest of `sizes`
+    first. One that is in a place of its size stays there; others of the same number are copies of it. Returns the new
+    places, and the indices of those that move."""
+    ordered = -np.sort(-sizes)
+    settled = parents < len(parents)
+    settled[1:] &= parents[1:] != parents[:-1]
+    settled[settled] = ordered[parents[settled]] == sizes[settled]
+    places = parents.copy()
+    movers = np.flatnonzero(~settled)
+    movers = movers[np.argsort(-sizes[movers], kind="stable")]
+    places[movers] = others(parents[settled], len(parents))
+    return places, movers
+
+
+def others(places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Of 0 .. count - 1 those that are not among `places`."""
+    free = np.ones(count, bool)
+    free[places] = False
+    return np.flatnonzero(free)
+
+
+class Prefixes:
+    """Each long prompt of a batch in a lane of its own, as long as a row continues it; none where the runner cannot
+    share."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._queries = runner.shared_queries
+        self._cache = runner.new_cache()
+        self._prompts: list[tuple[int, ...]] = []
+
+    def length(self, prompt: tuple[int, ...]) -> int:
+        """How many of a prompt's tokens its rows share."""
+        return len(prompt) if self._queries is not None and len(prompt) >= LONG else 0
+
+    def add(self, prefills: Sequence[Prefill]) -> list[int]:
+        """The lane of each prompt; -1 for those that are not shared."""
+        held = len(self._prompts)
+        lanes = {prompt: lane for lane, prompt in enumerate(self._prompts)}
+        new: dict[int, Prefill] = {}
+        found = []
+        for prefill in prefills:
+            prompt = prefill.prompt
+            if not self.length(prompt):
+                found.append(-1)
+                continue
+            if prompt not in lanes:
+                lanes[prompt] = len(lanes)
+                new[lanes[prompt]] = prefill
+            found.append(lanes[prompt])
+        if new:
+            self._prompts = list(lanes)
+            rows = max(len(lanes), 2 * self._cache.rows) if len(lanes) > self._cache.rows else 0
+            self._cache.reserve(max(len(prefill.prompt) for prefill in new.values()), rows=rows, held=held)
+            for lane, prefill in new.items():
+                self._cache.insert([lane], prefill.cache, [prefill.row], length=len(prefill.prompt))
+        return found
+
+    def keep(self, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Let go of the prompts that none of `lanes` names; returns where those went."""
+        if not self._prompts:
+            return lanes
+        used = np.unique(lanes[lanes >= 0])
+        prompts = [self._prompts[lane] for lane in used.tolist()]
+        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        places, movers = settle(used, self._slabs(lengths))
+        if len(movers):
+            self._cache.move(places[movers].tolist(), used[movers].tolist(), int(lengths[movers].max()))
+        ordered = dict(zip(places.tolist(), prompts, strict=True))
+        self._prompts = [ordered[lane] for lane in range(len(ordered))]
+        moved = np.full(lanes.max(initial=0) + 2, -1)
+        moved[used] = places
+        return moved[lanes]
+
+    def _slabs(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return -(-lengths // (self._cache.slab or self._cache.capacity))
+
+    def shared(self, lanes: NDArray[np.int64], width: int) -> SharedPrefixes | None:
+        """What rows in these lanes, of a batch padded to `width`, continue; None if nothing is shared."""
+        if self._queries is None or not self._prompts:
+            return None
+        held = np.bincount(lanes[lanes >= 0], minlength=len(self._prompts))
+        places = places_for(int(held.max()), self._queries)
+        loose = np.flatnonzero(lanes < 0)
+        rows = np.zeros((len(held) + -(-len(loose) // places), places), np.int64)
+        where = np.zeros(width, np.int64)
+        order = np.argsort(lanes, kind="stable")[len(loose) :]
+        within = np.arange(len(order)) - (held.cumsum() - held)[lanes[order]]
+        where[order] = lanes[order] * places + within
+        where[loose] = len(held) * places + np.arange(len(loose))
+        rows.reshape(-1)[where[: len(lanes)]] = np.arange(len(lanes))
+        lengths = [len(prompt) for prompt in self._prompts]
+        before = np.zeros((width, 1), np.int64)
+        before[order, 0] = np.array(lengths)[lanes[order]]
+        return SharedPrefixes(
+            self._cache,
+            [*lengths, *[0] * (len(rows) - len(held))],
+            torch.from_numpy(rows),
+            torch.from_numpy(where),
+            torch.from_numpy(before),
+            queries=self._queries,
+        )

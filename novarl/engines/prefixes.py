@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from novarl.engines.runner import ModelRunner, Prefill
 from novarl.models.shared_prefix import SharedPrefixes, places_for
 
-LONG = 96
-"""Prompts of so many tokens are kept once, shorter ones with each of their rows: sharing costs some launches. A number
-of the prompt's alone, so that no bits depend on who else is there."""
+LONG = 128
+"""Prompts of so many tokens are kept once, shorter ones with each of their rows: sharing costs some launches. A rule of
+the prompt alone, so that no bits depend on who else is there."""
 
 
 def settle(parents: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -98,23 +98,26 @@ class Prefixes:
         if self._queries is None or not self._prompts:
             return None
         held = np.bincount(lanes[lanes >= 0], minlength=len(self._prompts))
-        places = places_for(int(held.max()), self._queries)
-        loose = np.flatnonzero(lanes < 0)
-        rows = np.zeros((len(held) + -(-len(loose) // places), places), np.int64)
-        where = np.zeros(width, np.int64)
-        order = np.argsort(lanes, kind="stable")[len(loose) :]
-        within = np.arange(len(order)) - (held.cumsum() - held)[lanes[order]]
-        where[order] = lanes[order] * places + within
-        where[loose] = len(held) * places + np.arange(len(loose))
-        rows.reshape(-1)[where[: len(lanes)]] = np.arange(len(lanes))
+        width_of_lane = places_for(int(held.max()), self._queries)
+        sharing = np.argsort(lanes, kind="stable")[np.count_nonzero(lanes < 0) :]
+        within = np.arange(len(sharing)) - (held.cumsum() - held)[lanes[sharing]]
+        places = lanes[sharing] * width_of_lane + within
+        rows = np.zeros((len(held), width_of_lane), np.int64)
+        rows.reshape(-1)[places] = sharing
         lengths = [len(prompt) for prompt in self._prompts]
         before = np.zeros((width, 1), np.int64)
-        before[order, 0] = np.array(lengths)[lanes[order]]
+        before[sharing, 0] = np.array(lengths)[lanes[sharing]]
+        if len(sharing) == len(lanes):
+            # In the order of rows, those that pad the batch at the first place.
+            where = np.zeros(width, np.int64)
+            where[sharing] = places
+            places = where
         return SharedPrefixes(
             self._cache,
-            [*lengths, *[0] * (len(rows) - len(held))],
+            lengths,
             torch.from_numpy(rows),
-            torch.from_numpy(where),
+            None if len(sharing) == len(lanes) else torch.from_numpy(sharing),
+            torch.from_numpy(places),
             torch.from_numpy(before),
             queries=self._queries,
         )

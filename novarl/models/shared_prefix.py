@@ -23,17 +23,25 @@ bits."""
 
 
 class SharedPrefixes:
-    """The prefixes that the rows of a batch continue, and which row continues which.
+    """The prefixes that rows of a batch continue, and which row continues which.
 
     Rows stand in lanes; those in a lane continue one prefix, whose keys and values are in the row of `cache` with the
     lane's number. `lengths` are the prefixes' tokens; lanes come in the order of the slabs that they fill, most first.
-    Further lanes are of rows without prefix. `rows` int64 [lanes, places] says which row of the batch stands where, a
-    place that is left over repeating some row; `places` int64 [B] where a row stands, lane * places + place; `before`
-    int64 [B, 1] how many tokens its prefix has. `queries` is that of query heads to a key head.
+    `rows` int64 [lanes, places] says which row of the batch stands where, a place that is left over repeating some row;
+    `sharing` int64 [S] which rows stand in a lane, None if all of B do, and `places` int64 [S] where, lane * places +
+    place; `before` int64 [B, 1] how many tokens come before a row's own. `queries` are the query heads to a key head.
     """
 
     def __init__(
-        self, cache: KVCache, lengths: Sequence[int], rows: Tensor, places: Tensor, before: Tensor, *, queries: int
+        self,
+        cache: KVCache,
+        lengths: Sequence[int],
+        rows: Tensor,
+        sharing: Tensor | None,
+        places: Tensor,
+        before: Tensor,
+        *,
+        queries: int,
     ) -> None:
         self.before, self.longest = before, max(lengths)
         self._cache = cache
@@ -43,6 +51,7 @@ class SharedPrefixes:
         self._to_lanes = (rows[:, None] * key_heads + head[:, None]).flatten()
         lane, place = places // width, places % width
         self._to_rows = ((lane[:, None] * key_heads + head) * width + place[:, None]).flatten()
+        self._of_rows = None if sharing is None else (sharing[:, None] * key_heads + head).flatten()
         self._pairs, self._width = lanes * key_heads, width * queries
         self._slabs = list(self._cut(lengths, key_heads))
         self._read: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -96,9 +105,14 @@ class SharedPrefixes:
                 total.baddbmm_(weights[:, :, slab.span], value)
             else:
                 total[slab.pairs].baddbmm_(weights[slab.pairs, :, slab.span], value)
-        torch.index_select(total.view(-1, mixed[0].numel()), 0, self._to_rows, out=mixed.flatten(1))
+        found = total.view(-1, *mixed.shape[1:]).index_select(0, self._to_rows)
         by_place = weights.view(-1, scores.shape[1], weights.shape[2])
-        return by_place[:, :, -scores.shape[2] :].index_select(0, self._to_rows)
+        rest = by_place[:, :, -scores.shape[2] :].index_select(0, self._to_rows)
+        if self._of_rows is None:
+            mixed.copy_(found)
+            return rest
+        mixed.zero_().index_copy_(0, self._of_rows, found)
+        return torch.softmax(scores, -1).index_copy_(0, self._of_rows, rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def requests() -> Wanted:
     of unlike lengths."""
     rng = random.Random(1)
     base = echo(300, rng=rng)
-    prompts = [echo(20, rng=rng), echo(LONG - 1, rng=rng), base[:LONG], base[:128], base, echo(257, rng=rng)]
+    prompts = [echo(20, rng=rng), echo(LONG - 1, rng=rng), base[:LONG], base[:150], base, echo(257, rng=rng)]
     wanted: Wanted = []
     for index, prompt in enumerate(prompts):
         for sample in range(1 + 2 * index):
@@ -89,14 +89,14 @@ def test_a_prompt_is_kept_once_as_long_as_somebody_continues_it(
 
     monkeypatch.setattr(Batch, "_decode_branches", look)
     rng = random.Random(2)
-    prompts = {length: echo(length, rng=rng) for length in (30, 100, 150, 400)}
+    prompts = {length: echo(length, rng=rng) for length in (30, 130, 150, 400)}
     wanted = [
         (prompt, Sampling(max_tokens=40 if length == 150 else 20, seed=seed), f"{length}/{seed}")
         for length, prompt in prompts.items()
         for seed in range(6)
     ]
     sample_all(engine(policy), wanted)
-    assert held[0][0] == [400, 150, 100], "in the order of slabs; the short one is not among them"
+    assert held[0][0] == [400, 150, 130], "in the order of slabs; the short one is not among them"
     assert held[-1][0] == [150], "the others have ended"
     assert all(slots <= SLAB for _, slots in held), "rows hold answers, not prompts of four slabs"
 
@@ -143,11 +143,12 @@ def rows_stand_in_each_others_places(monkeypatch: pytest.MonkeyPatch) -> None:
         cache: KVCache,
         lengths: list[int],
         rows: Tensor,
+        sharing: Tensor | None,
         places: Tensor,
         *rest: Tensor,
         queries: int,
     ) -> None:
-        honest(self, cache, lengths, rows, places.roll(1), *rest, queries=queries)
+        honest(self, cache, lengths, rows, sharing, places.roll(1), *rest, queries=queries)
 
     monkeypatch.setattr(SharedPrefixes, "__init__", begin)
 
@@ -176,12 +177,15 @@ def test_faults_are_caught(
 
 
 @pytest.mark.parametrize("queries", [1, 2, 3, 4])
+@pytest.mark.parametrize("all_share", [True, False])
 @torch.no_grad()
-def test_attention_is_that_of_rows_with_copies_of_their_own(queries: int) -> None:
+def test_attention_is_that_of_rows_with_copies_of_their_own(queries: int, all_share: bool) -> None:
     """In float64, for lanes of unlike lengths and rows without prefix, prefixes that end within a slab or with it."""
     generator = torch.Generator().manual_seed(0)
     lengths, key_heads, size, capacity = [300, 256, 130, 128, 97], 2, 16, 4 * SLAB
     lanes = np.array([3, 0, -1, 1, 0, 4, 0, 2, -1, 1, 3, 0])
+    if all_share:
+        lanes = lanes.clip(min=0)
     own = torch.randint(1, 100, (len(lanes),), generator=generator)
     before = torch.tensor([lengths[lane] if lane >= 0 else 0 for lane in lanes.tolist()])
     prompts = KVCache(len(lengths), 300, dtype=torch.float64, slab=SLAB)

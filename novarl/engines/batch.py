@@ -19,7 +19,8 @@ from torch import Tensor
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.core.types import Completion
-from novarl.engines.prefixes import Prefixes, others, settle
+from novarl.engines.places import others, settle
+from novarl.engines.prefixes import Prefixes
 from novarl.engines.requests import Request
 from novarl.engines.runner import ROWS, ModelRunner, Prefill
 from novarl.engines.sampling import Choice, Parameters, choose
@@ -246,7 +247,7 @@ class Batch:
         self._watch()
 
     def _settle(self, parents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where branches go that are now in rows `parents` (rising), as `prefixes.settle` says."""
+        """Where branches go that are now in rows `parents` (rising), as `places.settle` says."""
         lengths = self._branches["length"][parents]  # with the token just chosen, which has no slot yet
         sizes = self._sizes(lengths)
         self._places = -np.sort(-sizes)

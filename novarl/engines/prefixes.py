@@ -8,34 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from novarl.engines.places import settle
 from novarl.engines.runner import ModelRunner, Prefill
 from novarl.models.shared_prefix import SharedPrefixes, places_for
 
 LONG = 128
 """Prompts of so many tokens are kept once, shorter ones with each of their rows: sharing costs some launches. A rule of
 the prompt alone, so that no bits depend on who else is there."""
-
-
-def settle(parents: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where rows go of which those with numbers `parents` (rising) are left: to rows 0 .. n - 1, the largest of `sizes`
-    first. One that is in a place of its size stays there; others of the same number are copies of it. Returns the new
-    places, and the indices of those that move."""
-    ordered = -np.sort(-sizes)
-    settled = parents < len(parents)
-    settled[1:] &= parents[1:] != parents[:-1]
-    settled[settled] = ordered[parents[settled]] == sizes[settled]
-    places = parents.copy()
-    movers = np.flatnonzero(~settled)
-    movers = movers[np.argsort(-sizes[movers], kind="stable")]
-    places[movers] = others(parents[settled], len(parents))
-    return places, movers
-
-
-def others(places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Of 0 .. count - 1 those that are not among `places`."""
-    free = np.ones(count, bool)
-    free[places] = False
-    return np.flatnonzero(free)
 
 
 class Prefixes:
@@ -47,10 +26,6 @@ class Prefixes:
         self._cache = runner.new_cache()
         self._prompts: list[tuple[int, ...]] = []
 
-    def length(self, prompt: tuple[int, ...]) -> int:
-        """How many of a prompt's tokens its rows share."""
-        return len(prompt) if self._queries is not None and len(prompt) >= LONG else 0
-
     def add(self, prefills: Sequence[Prefill]) -> list[int]:
         """The lane of each prompt; -1 for those that are not shared."""
         held = len(self._prompts)
@@ -59,7 +34,7 @@ class Prefixes:
         found = []
         for prefill in prefills:
             prompt = prefill.prompt
-            if not self.length(prompt):
+            if self._queries is None or len(prompt) < LONG:
                 found.append(-1)
                 continue
             if prompt not in lanes:
@@ -86,7 +61,7 @@ class Prefixes:
             self._cache.move(places[movers].tolist(), used[movers].tolist(), int(lengths[movers].max()))
         ordered = dict(zip(places.tolist(), prompts, strict=True))
         self._prompts = [ordered[lane] for lane in range(len(ordered))]
-        moved = np.full(lanes.max(initial=0) + 2, -1)
+        moved = np.full(lanes.max(initial=0) + 2, -1)  # one more than lanes: where -1 looks, and finds -1
         moved[used] = places
         return moved[lanes]
 

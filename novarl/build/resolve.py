@@ -53,10 +53,11 @@ class RLPlan:
 
 
 def nearest(name: str, known: Any) -> str:
-    """A fix that names the closest of `known`."""
+    """A fix that names the closest of `known`: of those about as close, the one whose letters are the same."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    close.sort(key=lambda choice: sorted(choice) != sorted(name))
     return f"did you mean {close[0]}?" if close else f"one of {', '.join(known)}"
 
 

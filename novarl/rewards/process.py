@@ -23,6 +23,7 @@ import difflib
 import os
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,8 +48,9 @@ MOST_WORKERS = 64
 """Where nobody says how many."""
 MEMORY = 2**30
 """Bytes of their own that they may have together then; a file that loads a model is not loaded often."""
-WEIGHED = 5.0
-"""Seconds for which a worker's memory and CPU time in a call stand for all: asking costs as much as a quick call."""
+LATELY = 4
+"""Slow calls of which the one that took the CPU least says whether a function computes: one that does computes in
+each, and a busy machine adds to some."""
 _GLANCE = 0.05
 """Seconds between looks at the one worker and at the other."""
 
@@ -83,8 +85,7 @@ class UserProcess:
         self.workers = workers
         self._slowest: dict[str, float] = {}
         self._usual: dict[str, float] = {}
-        self._load: dict[str, tuple[int, float] | None] = {}
-        self._weigh_at: dict[str, float] = {}
+        self._loads: defaultdict[str, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=LATELY))
         self._opened: list[_Worker] = []
         self._open(1)
         self.functions = self._opened[0].lane.start(threading.Event())
@@ -158,9 +159,10 @@ class UserProcess:
         if self.workers is not None:
             return self.workers
         usual = self._usual.get(function.name, 0.0)
-        if usual < SLOW or (load := self._load.get(function.name)) is None:
+        loads = tuple(self._loads[function.name])  # threads append to it
+        if usual < SLOW or not loads:
             return 1
-        memory, computed = load
+        memory, computed = loads[-1][0], min(computed for _, computed in loads)
         room = min(MOST_WORKERS, max(1, MEMORY // max(1, memory)))
         waits = computed < max(SLOW, COMPUTES * usual)  # the second, since on a busy machine computing waits too
         return room if waits else min(room, max(1, (os.cpu_count() or 1) // 2))
@@ -182,7 +184,8 @@ class UserProcess:
             # After one that hangs the next comes from elsewhere: its neighbours may be answers to the same prompt.
             number = list(left)[hangs * len(left) // MOST_HANGS]
             wave = left if function.is_async else {number: left[number]}
-            weighs = self._weighs(function.name)
+            # Asking costs as much as a quick call.
+            weighs = self._usual.get(function.name, SLOW) >= SLOW
             exchange = lane.begin(function, wave, cancelled, weigh=weighs)
             # Until something of this batch has answered, the function may be stuck for good.
             last = {} if results or len(calls) == 1 else self._try_last(lane, exchange, calls, cancelled)
@@ -191,21 +194,14 @@ class UserProcess:
                 hangs = 0
                 self._slowest[function.name] = max(exchange.waited, self._slowest.get(function.name, 0.0))
                 self._usual[function.name] = exchange.waited
-                if weighs:
-                    self._weigh_at[function.name] = time.monotonic() + WEIGHED
-                    if exchange.waited >= SLOW:
-                        self._load[function.name] = lane.load()
+                if weighs and exchange.waited >= SLOW and (load := lane.load()) is not None:
+                    self._loads[function.name].append(load)
                 found = found if _stuck(lane, last) else last | found  # a last call that was late gets its turn alone
             else:
                 hangs = MOST_HANGS if last and _stuck(lane, last) else hangs + 1
                 found = last | found
             results |= found
         return [results[number] for number in everything]
-
-    def _weighs(self, name: str) -> bool:
-        """Whether the next call of a function is to be weighed: now and then, and once it turns out to be slow."""
-        turned_slow = self._usual.get(name, 0.0) >= SLOW and name not in self._load
-        return turned_slow or time.monotonic() >= self._weigh_at.get(name, 0.0)
 
     def _try_last(
         self, lane: Lane, exchange: Exchange, calls: Sequence[Call], cancelled: threading.Event

@@ -167,6 +167,7 @@ CONFIG = {
         "rl ON_TASK rollout.staleness=2", "rollout.staleness: must be 0 or 1, got 2 (write one of these)"
     ),
     "unknown algorithm": Case("rl ON_TASK algo=grop", "algo: unknown algorithm 'grop' (did you mean grpo?)"),
+    "algorithm of swapped letters": Case("rl ON_TASK algo=gpro", "algo: unknown algorithm 'gpro' (did you mean grpo?)"),
     "no such device": Case(f"rl ON_TASK device={ABSENT}", "no such device"),
 }
 

@@ -15,6 +15,7 @@ from novarl.core.types import Rollout, Scored
 from novarl.rewards import process as module
 from novarl.rewards.compose import RewardSet
 from novarl.rewards.early import Early
+from novarl.rewards.lane import Lane
 from novarl.rewards.process import UserProcess
 from novarl.rewards.user_file import load
 from novarl.rewards.verdict import Failure, Verdict
@@ -220,6 +221,22 @@ def test_workers_are_as_many_as_a_function_has_use_for(by_need: UserProcess, mon
     assert len(set(pids(by_need, "then_slow", 8))) == 1 and len(set(pids(by_need, "then_slow", 8))) == 8
     monkeypatch.setattr(module, "MEMORY", 1)
     assert len(set(pids(by_need, "who", 12))) == 1
+
+
+def test_a_waiting_function_is_not_taken_for_computing_because_one_call_of_it_was(
+    by_need: UserProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine time that others took counts as a call's own now and then."""
+    honest, asked = Lane.load, []
+
+    def noisy(lane: Lane) -> tuple[int, float] | None:
+        asked.append(lane)
+        load = honest(lane)
+        return load and (load[0], load[1] + 0.05 * (len(asked) % 2 == 0))
+
+    monkeypatch.setattr(Lane, "load", noisy)
+    assert len(set(pids(by_need, "who", 12))) == 10
+    assert len(set(pids(by_need, "who", 12))) == 12 and len(asked) == 24
 
 
 def test_results_are_in_the_order_of_calls_whoever_gave_them(write) -> None:

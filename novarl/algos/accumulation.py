@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 _fused: ContextVar[bool] = ContextVar("fused_accumulation", default=False)
+_spare: ContextVar[list[Tensor] | None] = ContextVar("spare_memory", default=None)
 
 
 @contextmanager
@@ -30,11 +31,12 @@ def fused_accumulation() -> Iterator[None]:
     Not for `torch.autograd.grad`, which would find no gradient in these weights, nor for hooks on them, which would not
     be called.
     """
-    before = _fused.set(True)
+    fused, spare = _fused.set(True), _spare.set([])
     try:
         yield
     finally:
-        _fused.reset(before)
+        _fused.reset(fused)
+        _spare.reset(spare)
 
 
 def is_fused(weight: Tensor) -> bool:
@@ -42,6 +44,13 @@ def is_fused(weight: Tensor) -> bool:
     of at least float32, so weights of 16 bits have theirs from autograd."""
     leaf = type(weight) is Parameter and weight.requires_grad and torch.is_grad_enabled()
     return leaf and _fused.get() and weight.dtype in (torch.float32, torch.float64)
+
+
+def spare_memory() -> list[Tensor]:
+    """Memory that one pass has left for the next, within `fused_accumulation`: large blocks otherwise go back to the
+    system, which zeroes them anew each time. Elsewhere nobody left any."""
+    spare = _spare.get()
+    return [] if spare is None else spare
 
 
 def summed(weight: Tensor) -> Tensor:

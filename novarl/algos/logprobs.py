@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from novarl.algos.accumulation import is_fused, summed
+from novarl.algos.accumulation import is_fused, spare_memory, summed
 from novarl.algos.products import FULL, full_rows, is_fast, times
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -143,7 +143,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 entropy[rows][tile] = log_mass - here.mul_(odds).sum(-1) / mass
                 torch.mul(odds, mass.reciprocal()[:, None], out=here)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy)
-        ctx.kept = head, z
+        ctx.kept = None
+        if any(ctx.needs_input_grad):
+            ctx.kept = head, z
+        else:
+            head.release()
         ctx.mark_non_differentiable(best)
         return logp, entropy, best
 
@@ -181,6 +185,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 d_bias.add_(z.sum(0))
             head.back(z.to(weight.dtype), hidden[rows], None if d_hidden is None else d_hidden[rows], d_weight)
             z = None
+        head.release()
         return (
             d_hidden,
             None if d_weight is None or ctx.fused else d_weight.to(weight.dtype),
@@ -199,18 +204,32 @@ class _Head:
     def __init__(self, weight: Tensor, rows: int) -> None:
         self._weight, self._rows = weight, rows
         self._scratch: Tensor | None = None
+        self._spare = spare_memory()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden @ weight.T [R, V], in one place for all chunks: a fresh one each time costs more in page faults than
-        the arithmetic on it."""
+        """hidden @ weight.T [R, V], in one place for all chunks and passes: a fresh one each time costs more in page
+        faults than the arithmetic on it."""
         if self._scratch is None:
-            vocabulary = len(self._weight)
-            shape = self._rows, _row_stride(vocabulary)
-            self._scratch = self._weight.new_empty(shape, dtype=_accumulator(self._weight.dtype))[:, :vocabulary]
-        z = self._scratch[: len(hidden)]
+            self._scratch = self._room()
+        z = self._scratch[: len(hidden), : len(self._weight)]
         if z.dtype == self._weight.dtype:
             return torch.mm(hidden, self._weight.T, out=z)
         return z.copy_(torch.mm(hidden, self._weight.T))
+
+    def _room(self) -> Tensor:
+        """What another pass left, where that will do."""
+        left = self._spare.pop() if self._spare else None
+        shape, dtype = (self._rows, _row_stride(len(self._weight))), _accumulator(self._weight.dtype)
+        fits = left is not None and len(left) >= shape[0] and left.shape[1] == shape[1]
+        if left is not None and fits and left.dtype == dtype and left.device == self._weight.device:
+            return left
+        return self._weight.new_empty(shape, dtype=dtype)
+
+    def release(self) -> None:
+        """Leave the memory to the next pass."""
+        if self._scratch is not None:
+            self._spare.append(self._scratch)
+            self._scratch = None
 
     def back(self, dz: Tensor, hidden: Tensor, d_hidden: Tensor | None, d_weight: Tensor | None) -> None:
         """A chunk's gradients, from those in its logits: d_hidden = dz @ weight, d_weight += dz.T @ hidden, the latter

@@ -171,7 +171,8 @@ def partition(lengths: Seq[int], parts: int) -> list[list[int]]:
 def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
     """Split items into few micro-batches of similar size, none of more than `budget` tokens (unless one item alone is).
 
-    Each micro-batch is in rising order, and they are ordered by their first items. ValueError: a budget below 1.
+    Each micro-batch is in rising order, and the largest comes first: memory that it leaves holds each of the others,
+    and where there is not enough, that is known at once. ValueError: a budget below 1.
     """
     if budget < 1:
         raise ValueError(f"a micro-batch needs a token budget of at least 1, not {budget}")
@@ -184,7 +185,8 @@ def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
     while any(sum(sizes[i] for i in part) > budget for part in split):
         count += 1
         split = partition(sizes, count)
-    return sorted(alone + [[fitting[i] for i in part] for part in split if part])
+    parts = alone + [[fitting[i] for i in part] for part in split if part]
+    return sorted(parts, key=lambda part: (-sum(lengths[i] for i in part), part))
 
 
 def minibatches(groups: Seq[int], k: int, seed: int) -> list[list[int]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from novarl.core.errors import NovaError
 from novarl.models.packing import Alone, Gathered, Kernel, Packing, Ragged, cuts, past
-from novarl.models.small_attention import is_small, small_attention
+from novarl.models.small_attention import are_small, gathered_attention, is_small, small_attention
 
 PACKING_ATTENTION = "novarl_sdpa"
 """The name under which transformers models find the attention of this module."""
@@ -159,6 +159,9 @@ def _gathered(
 ) -> Tensor:
     """The calls of a step. Queries and keys are gathered for all of them at once, token by token."""
     calls = step.calls
+    trimmed = last and any(call.unread >= UNREAD for call in calls)
+    if not eager and not trimmed and are_small(query, key, value, step):
+        return gathered_attention(query, key, value, step, scale=scale)
     sizes = [call.sequences * call.queries for call in calls], [call.sequences * call.keys for call in calls]
     queries = query[0].transpose(0, 1).index_select(0, step.queries).split(sizes[0])
     keys, values = (tensor[0].transpose(0, 1).index_select(0, step.keys).split(sizes[1]) for tensor in (key, value))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import accumulate, chain, compress, groupby, islice, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -66,6 +66,34 @@ class Call(NamedTuple):
     unread: int = 0
 
 
+class HeadRows(NamedTuple):
+    """A step's calls for rows that are one head of one token, row (token, head) of [tokens H] in order. Each call has
+    blocks, a sequence and a key head each, with the queries of all heads that share it.
+
+    `shapes`: blocks, queries and keys of a block, for each call. `queries` and `keys` say which row comes where, block
+    by block; `order` [tokens H], where each row's own is among the queries; `idle`, the queries that are nobody's.
+    """
+
+    shapes: tuple[tuple[int, int, int], ...]
+    queries: Tensor
+    keys: Tensor
+    order: Tensor
+    idle: Tensor
+
+    def of_queries(self, rows: Tensor) -> list[Tensor]:
+        """Rows that stand as `queries` says, [blocks, queries, D] for each call."""
+        return _blocks(rows, [(blocks, queries) for blocks, queries, _ in self.shapes])
+
+    def of_keys(self, rows: Tensor) -> list[Tensor]:
+        """Rows that stand as `keys` says, [blocks, keys, D] for each call."""
+        return _blocks(rows, [(blocks, keys) for blocks, _, keys in self.shapes])
+
+
+def _blocks(rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    parts = rows.split([blocks * long for blocks, long in shapes])
+    return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """Neighbours attended to in `calls`, which take their queries and keys one after another from `queries` [sum G L]
@@ -77,6 +105,38 @@ class Gathered:
     queries: Tensor
     keys: Tensor
     order: Tensor
+    _rows: dict[tuple[int, int], HeadRows] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def rows(self, heads: int, key_heads: int) -> HeadRows:
+        """The same for single heads; every layer of a model has the same."""
+        if (heads, key_heads) not in self._rows:
+            self._rows[heads, key_heads] = self._head_rows(heads, key_heads)
+        return self._rows[heads, key_heads]
+
+    def _head_rows(self, heads: int, key_heads: int) -> HeadRows:
+        shared = heads // key_heads
+        shapes = tuple((call.sequences * key_heads, shared * call.queries, call.keys) for call in self.calls)
+        at = 0
+        queries: list[Tensor] = []
+        keys: list[Tensor] = []
+        places: list[Tensor] = []
+        of_queries = self.queries.split([call.sequences * call.queries for call in self.calls])
+        of_keys = self.keys.split([call.sequences * call.keys for call in self.calls])
+        for call, tokens, seen in zip(self.calls, of_queries, of_keys, strict=True):
+            queries.append(_headed(tokens.view(call.sequences, 1, -1), heads))
+            keys.append(_headed(seen.view(call.sequences, 1, -1), key_heads))
+            here = torch.arange(at, at + len(tokens) * heads, device=tokens.device)
+            places.append(here.view(call.sequences, heads, -1).transpose(1, 2).reshape(-1, heads))
+            at += len(here)
+        found = torch.cat(queries)
+        order = torch.cat(places).index_select(0, self.order).flatten()
+        idle = found.new_ones(len(found), dtype=torch.bool).index_fill_(0, order, False)
+        return HeadRows(shapes, found, torch.cat(keys), order, idle.nonzero().flatten())
+
+
+def _headed(tokens: Tensor, heads: int) -> Tensor:
+    """Tokens [S, 1, L] as rows of (token, head), in the order of [S, heads, L]."""
+    return (tokens * heads + torch.arange(heads, device=tokens.device)[:, None]).flatten()
 
 
 class Ragged(NamedTuple):

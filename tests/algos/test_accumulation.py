@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from novarl.algos import products
+from novarl.algos import logprobs, products
 from novarl.algos.accumulation import fused_accumulation, look_up
 from novarl.algos.logprobs import SLICE, chunked_logprobs
 
@@ -114,6 +114,52 @@ def test_16_bits_are_not_added_up_in_16_bits() -> None:
     weight = table(30, torch.bfloat16)
     plain = gradient(weight, nullcontext).clone()
     assert torch.equal(gradient(weight, fused_accumulation), plain)
+
+
+def losses(weight: Parameter, rows: int, number: int) -> Tensor:
+    ids, targets = (column[:rows] for column in drawn(len(weight), number))
+    logp, entropy = chunked_logprobs(look_up(weight, ids).tanh(), weight, targets)
+    return logp.sum() + 0.1 * entropy.square().sum()
+
+
+def in_turn(weight: Parameter) -> None:
+    for number, rows in enumerate((50, 70, 40, 70)):
+        losses(weight, rows, number).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            losses(weight, 60, number)
+
+
+def both_at_once(weight: Parameter) -> None:
+    """Passes that wait for their gradients, of which none may write where another's numbers are."""
+    losses(weight, 70, 0).backward()  # type: ignore[no-untyped-call]
+    for waiting in [losses(weight, rows, number) for number, rows in enumerate((50, 60), 1)]:
+        waiting.backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("passes", [in_turn, both_at_once])
+def test_memory_that_serves_again_changes_no_gradient(
+    passes: Callable[[Parameter], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "has_fast_products", lambda: False)
+    served: list[bool] = []
+    room = logprobs._Head._room
+
+    def watched(head: logprobs._Head) -> Tensor:
+        left = {place.data_ptr() for place in head._spare}
+        found = room(head)
+        served.append(found.data_ptr() in left)
+        return found
+
+    monkeypatch.setattr(logprobs._Head, "_room", watched)
+    again, apart = table(300, torch.float64), table(300, torch.float64)
+    with fused_accumulation():
+        passes(again)
+    assert any(served) and not all(served)
+    served.clear()
+    passes(apart)
+    assert not any(served), "outside nobody leaves any"
+    assert again.grad is not None and apart.grad is not None
+    torch.testing.assert_close(again.grad, apart.grad, rtol=1e-13, atol=1e-13)
 
 
 class Made(TorchDispatchMode):

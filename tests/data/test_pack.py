@@ -187,7 +187,8 @@ def test_microbatches_keep_the_budget(lengths: list[int], budget: int) -> None:
     split = microbatches(lengths, budget)
     assert sorted(itertools.chain(*split)) == list(range(len(lengths)))
     assert all(part and part == sorted(part) for part in split)
-    assert split == sorted(split)
+    sizes = [sum(lengths[i] for i in part) for part in split]
+    assert sizes == sorted(sizes, reverse=True), "what the first leaves in memory holds each of the others"
     assert all(sum(lengths[i] for i in part) <= budget or len(part) == 1 for part in split)
     # any two of them could not have been one, up to the slack of the heuristic
     assert len(split) <= 2 * (sum(lengths) // budget + 1) + sum(length > budget for length in lengths)

@@ -15,7 +15,7 @@ from novarl.learn import plan as planning
 from novarl.learn.plan import plan
 from novarl.learn.scorer import Scorer
 from novarl.models import attention, forward, packing, small_attention
-from novarl.models.packing import Gathered
+from novarl.models.packing import Gathered, HeadRows
 from novarl.models.prefix import Group, find_groups, unique_places
 from tests.invariance.families import family_policy
 from tests.invariance.gradients import LIMITS, WHOLE, Case, Limits, distance, gradient, make_case, sharp_case
@@ -130,10 +130,32 @@ def sees_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sees_the_future_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """In small products."""
-    whole = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        attention, "small_attention", lambda q, k, v, *, scale: whole(q, k, v, scale=scale, enable_gqa=True)
-    )
+
+    def mix(q: Tensor, k: Tensor, v: Tensor, length: int, out: Tensor) -> Tensor:
+        p = torch.bmm(q, k.transpose(1, 2)).softmax(-1)
+        torch.bmm(p, v, out=out)
+        return p
+
+    monkeypatch.setattr(small_attention, "_mix", mix)
+
+
+def of_heads(change: Callable[[HeadRows], HeadRows]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A fault in where single heads stand."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        made = Gathered._head_rows
+        monkeypatch.setattr(Gathered, "_head_rows", lambda *given: change(made(*given)))
+
+    return plant
+
+
+def counts_copies(rows: HeadRows) -> HeadRows:
+    """Queries that are there twice, and those that only pad, have gradients too."""
+    return rows._replace(idle=rows.idle[:0])
+
+
+def sees_another_head(rows: HeadRows) -> HeadRows:
+    return rows._replace(keys=rows.keys.roll(1))
 
 
 def on_the_row(change: Callable[[Tensor, list[Group]], Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -177,6 +199,9 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
         (changed("_shared", takes_its_neighbours), 0, small_attention.FEW),
         (sees_the_future, 0, 0),
         (sees_the_future_of_few, 0, small_attention.FEW),
+        (of_heads(counts_copies), 0, small_attention.FEW),
+        (of_heads(counts_copies), packing.SHORT, small_attention.FEW),
+        (of_heads(sees_another_head), 0, small_attention.FEW),
         (changed("_short", sees_its_neighbours), packing.SHORT, 0),
         (changed("_short", takes_its_neighbours), packing.SHORT, small_attention.FEW),
         (on_the_row(later), packing.SHORT, small_attention.FEW),

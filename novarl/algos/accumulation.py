@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,11 +40,32 @@ def fused_accumulation() -> Iterator[None]:
         _spare.reset(spare)
 
 
-def is_fused(weight: Tensor) -> bool:
-    """Whether gradients in this weight are to be added to its `.grad` by whoever computes them. Sums need the precision
-    of at least float32, so weights of 16 bits have theirs from autograd."""
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Where gradients in a weight are summed: `.grad` of the weight itself. Autograd may hand a copy to the backward
+    pass, as it does where activations are recomputed, and what is added to a copy's gradient is lost."""
+
+    weight: Tensor
+
+    def so_far(self) -> Tensor:
+        """The sum, to add to; zeros where nothing has arrived yet."""
+        if self.weight.grad is None:
+            self.weight.grad = torch.zeros_like(self.weight, memory_format=torch.contiguous_format)
+        return self.weight.grad
+
+    def add(self, grad: Tensor, x: Tensor) -> None:
+        """Add grad.T @ x: grad [R, N], x [R, K]."""
+        if self.weight.grad is None:
+            self.weight.grad = torch.mm(grad.t(), x)
+        else:
+            self.weight.grad.addmm_(grad.t(), x)
+
+
+def total_of(weight: Tensor) -> Total | None:
+    """Where whoever computes gradients in this weight is to add them; None: autograd does. Sums need the precision of
+    at least float32, so weights of 16 bits have theirs from autograd."""
     leaf = type(weight) is Parameter and weight.requires_grad and torch.is_grad_enabled()
-    return leaf and _fused.get() and weight.dtype in (torch.float32, torch.float64)
+    return Total(weight) if leaf and _fused.get() and weight.dtype in (torch.float32, torch.float64) else None
 
 
 def spare_memory() -> list[Tensor]:
@@ -53,37 +75,31 @@ def spare_memory() -> list[Tensor]:
     return [] if spare is None else spare
 
 
-def summed(weight: Tensor) -> Tensor:
-    """The sum so far, to add to: `weight.grad`, zeros where nothing has arrived yet."""
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-    return weight.grad
-
-
 def look_up(weight: Tensor, ids: Tensor, padding: int | None = None) -> Tensor:
     """weight[ids], as `torch.nn.functional.embedding`: weight [V, D], ids [...] int64 -> [..., D]. The row `padding`
     has no gradient. Differentiable once where it is fused."""
-    if not is_fused(weight):
+    total = total_of(weight)
+    if total is None:
         return F.embedding(ids, weight, padding)
-    return _LookUp.apply(weight, ids, padding)  # type: ignore[no-any-return, no-untyped-call]
+    return _LookUp.apply(weight, ids, padding, total)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _LookUp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None) -> Tensor:
-        ctx.save_for_backward(weight, ids)
-        ctx.padding = padding
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None, total: Total) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.padding, ctx.total = padding, total
         return F.embedding(ids, weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
-        weight, ids = ctx.saved_tensors
-        rows, ids = grad.reshape(-1, grad.shape[-1]).to(weight.dtype), ids.flatten()
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
+        (ids,), total = ctx.saved_tensors, ctx.total.so_far()
+        rows, ids = grad.reshape(-1, grad.shape[-1]).to(total.dtype), ids.flatten()
         if ctx.padding is not None:
             rows = rows.masked_fill((ids == ctx.padding)[:, None], 0.0)
-        if weight.is_cuda:  # there index_add_ adds in any order
-            summed(weight).index_put_((ids,), rows, accumulate=True)
+        if total.is_cuda:  # there index_add_ adds in any order
+            total.index_put_((ids,), rows, accumulate=True)
         else:
-            summed(weight).index_add_(0, ids, rows)
-        return None, None, None
+            total.index_add_(0, ids, rows)
+        return None, None, None, None

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from novarl.algos.accumulation import is_fused, spare_memory, summed
+from novarl.algos.accumulation import Total, spare_memory, total_of
 from novarl.algos.products import FULL, full_rows, is_fast, times
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -104,7 +104,7 @@ def chunked_scores(
         idle = full_rows(last) - last
         hidden, targets = F.pad(hidden, (0, 0, 0, idle)), F.pad(targets, (0, idle))
     kind = _FastHead if fast else _Head
-    found = _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, chunk, kind, is_fused(weight))  # type: ignore[no-untyped-call]
+    found = _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, chunk, kind, total_of(weight))  # type: ignore[no-untyped-call]
     logp, entropy, best = (column[:count] for column in found)
     return logp, entropy, best
 
@@ -122,10 +122,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperature: float,
         chunk: int,
         kind: type[_Head],
-        fused: bool,
+        total: Total | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # an unused entropy arrives as None, and its half of the work is left out
-        ctx.temperature, ctx.chunk, ctx.kind, ctx.fused = temperature, chunk, kind, fused
+        ctx.temperature, ctx.chunk, ctx.kind, ctx.total = temperature, chunk, kind, total
         logp, entropy, best = hidden.new_empty(3, len(targets), dtype=_accumulator(weight.dtype))
         head = kind(weight, min(chunk, len(targets)))
         z = None
@@ -164,7 +164,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         d_bias = torch.zeros_like(bias, dtype=wide) if want_bias else None
         d_weight = None
         if want_weight:
-            d_weight = summed(weight) if ctx.fused else torch.zeros(weight.shape, dtype=wide, device=weight.device)
+            fresh = ctx.total is None
+            d_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if fresh else ctx.total.so_far()
         # What the forward pass left of its last chunk serves once: here it becomes the gradient.
         kept, ctx.kept = ctx.kept, None
         head, z = kept or (ctx.kind(weight, min(ctx.chunk, len(targets))), None)
@@ -188,7 +189,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head.release()
         return (
             d_hidden,
-            None if d_weight is None or ctx.fused else d_weight.to(weight.dtype),
+            None if d_weight is None or ctx.total is not None else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(bias.dtype),
             None,
             None,

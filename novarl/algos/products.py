@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
-from novarl.algos.accumulation import is_fused
+from novarl.algos.accumulation import Total, total_of
 from novarl.core.processor import exact_products
 
 
@@ -140,29 +139,14 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return times(x, weight)
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
-    """Where gradients in a weight are summed. The weight itself: autograd may hand a copy to the backward pass, as it
-    does where activations are recomputed, and what is added to a copy's gradient is lost."""
-
-    weight: Tensor
-
-    def add(self, grad: Tensor, x: Tensor) -> None:
-        """Add grad.T @ x: grad [R, N], x [R, K]."""
-        if self.weight.grad is None:
-            self.weight.grad = torch.mm(grad.t(), x)
-        else:
-            self.weight.grad.addmm_(grad.t(), x)
-
-
 def adds_to(x: Tensor, weight: Tensor) -> Total | None:
     """Where the product of x with a weight adds its gradient in the weight by itself: within
     `accumulation.fused_accumulation`, on a CPU, where MKL does both at once. None: autograd does."""
-    if not is_fused(weight) or weight.device.type != "cpu" or x.dtype != weight.dtype:
+    if weight.device.type != "cpu" or x.dtype != weight.dtype:
         return None
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or is_fast(x, weight):
         return None
-    return Total(weight)
+    return total_of(weight)
 
 
 MANY = 1 << 20

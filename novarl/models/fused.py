@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from novarl.algos.products import FULL, Total, adds_to, is_fast, product, times, weight_gradient
+from novarl.algos.accumulation import Total
+from novarl.algos.products import FULL, adds_to, is_fast, product, times, weight_gradient
 
 
 class Linear(nn.Linear):

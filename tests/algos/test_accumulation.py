@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from novarl.algos import logprobs, products
 from novarl.algos.accumulation import fused_accumulation, look_up
@@ -134,6 +136,19 @@ def both_at_once(weight: Parameter) -> None:
     losses(weight, 70, 0).backward()  # type: ignore[no-untyped-call]
     for waiting in [losses(weight, rows, number) for number, rows in enumerate((50, 60), 1)]:
         waiting.backward()  # type: ignore[no-untyped-call]
+
+
+def test_gradients_arrive_where_activations_are_recomputed(library: str) -> None:
+    found = []
+    for around in (fused_accumulation, nullcontext):
+        weight = table(30)
+        with around():
+            ids, targets = drawn(len(weight), 0)
+            hidden = checkpoint(partial(look_up, weight), ids, use_reentrant=False).tanh()
+            read = partial(chunked_logprobs, weight=weight, targets=targets)
+            checkpoint(read, hidden, use_reentrant=False)[0].sum().backward()
+        found.append(weight.grad)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("passes", [in_turn, both_at_once])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.algos.accumulation import is_fused
+from novarl.algos.accumulation import total_of
 from novarl.core.types import Batch, Record, Sequence
 from novarl.data.pack import pack_sequences
 from novarl.data.render import render_sft
@@ -170,8 +170,8 @@ def test_the_vocabularys_gradient_is_added_where_it_belongs(monkeypatch: pytest.
     seen: list[bool] = []
     backward = SupervisedLearner._backward
     monkeypatch.setattr(
-        SupervisedLearner, "_backward", lambda *given: (seen.append(is_fused(weight)), backward(*given))[1]
+        SupervisedLearner, "_backward", lambda *given: (seen.append(total_of(weight) is not None), backward(*given))[1]
     )
-    assert not is_fused(weight)
+    assert total_of(weight) is None
     mine.update(batch(torch.float64))
-    assert len(seen) > 1 and all(seen) and not is_fused(weight)
+    assert len(seen) > 1 and all(seen) and total_of(weight) is None

@@ -68,11 +68,11 @@ def total_of(weight: Tensor) -> Total | None:
     return Total(weight) if leaf and _fused.get() and weight.dtype in (torch.float32, torch.float64) else None
 
 
-def spare_memory() -> list[Tensor]:
-    """Memory that one pass has left for the next, within `fused_accumulation`: large blocks otherwise go back to the
-    system, which zeroes them anew each time. Elsewhere nobody left any."""
+def spare_memory(device: torch.device) -> list[Tensor]:
+    """Memory that one pass has left for the next, within `fused_accumulation` on a CPU: large blocks otherwise go back
+    to the system, which zeroes them anew each time. Elsewhere nobody left any, and other devices keep blocks anyway."""
     spare = _spare.get()
-    return [] if spare is None else spare
+    return spare if spare is not None and device.type == "cpu" else []
 
 
 def look_up(weight: Tensor, ids: Tensor, padding: int | None = None) -> Tensor:

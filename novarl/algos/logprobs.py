@@ -205,7 +205,7 @@ class _Head:
     def __init__(self, weight: Tensor, rows: int) -> None:
         self._weight, self._rows = weight, rows
         self._scratch: Tensor | None = None
-        self._spare = spare_memory()
+        self._spare = spare_memory(weight.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden @ weight.T [R, V], in one place for all chunks and passes: a fresh one each time costs more in page
@@ -221,8 +221,7 @@ class _Head:
         """What another pass left, where that will do."""
         left = self._spare.pop() if self._spare else None
         shape, dtype = (self._rows, _row_stride(len(self._weight))), _accumulator(self._weight.dtype)
-        fits = left is not None and len(left) >= shape[0] and left.shape[1] == shape[1]
-        if left is not None and fits and left.dtype == dtype and left.device == self._weight.device:
+        if left is not None and len(left) >= shape[0] and left.shape[1] == shape[1] and left.dtype == dtype:
             return left
         return self._weight.new_empty(shape, dtype=dtype)
 

@@ -273,7 +273,7 @@ def test_answers_end_as_often_as_the_law_says() -> None:
 
 def test_a_command_is_watched_from_outside(tmp_path: Path) -> None:
     diary = tmp_path / "diary.jsonl"
-    code = f"import time; b = bytearray(60_000_000); print('{{}}', file=open({str(diary)!r}, 'w')); time.sleep(0.2)"
+    code = f"import time; b = bytearray(60_000_000); print('{{}}', file=open({str(diary)!r}, 'w')); time.sleep(1.0)"
     found = launch(["python3", "-c", code], [diary], tmp_path, env={})
     assert [line for _, line in found.lines] == [{}]
     assert max(mb for _, mb in found.memory) > 60

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from novarl.algos.named import ALGORITHMS, Algorithm
 from novarl.build.coefficients import constraints, entropy_controller, kl_controller
 from novarl.build.merge import WEIGHED, constrains_kl, merge
 from novarl.config.adapting import MEASURED
 from novarl.config.tree import BUILT_IN_MODELS, RLConfig, SFTConfig
-from novarl.core.errors import NovaError
+from novarl.core.errors import NovaError, nearest
 from novarl.tasks.registry import Task, find_task
 
 SMALL_WIDTH = 256
@@ -50,15 +49,6 @@ class RLPlan:
     correction: str | None
     needs_reference: bool
     needs_old_logp: bool
-
-
-def nearest(name: str, known: Any) -> str:
-    """A fix that names the closest of `known`: of those about as close, the one whose letters are the same."""
-    import difflib
-
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    close.sort(key=lambda choice: sorted(choice) != sorted(name))
-    return f"did you mean {close[0]}?" if close else f"one of {', '.join(known)}"
 
 
 def resolve_rl(config: RLConfig) -> RLPlan:

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A fix that names the closest of `known`: of those about as close, the one whose letters are the same.
+
+    >>> nearest("gpro", ["gspo", "grpo"]), nearest("x", ["grpo", "ppo"])
+    ('did you mean grpo?', 'one of grpo, ppo')
+    """
+    choices = list(known)
+    close = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    close.sort(key=lambda choice: sorted(choice) != sorted(name))
+    return f"did you mean {close[0]}?" if close else f"one of {', '.join(choices)}"
 
 
 class NovaError(Exception):

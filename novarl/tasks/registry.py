@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
-from novarl.core.errors import NovaError
+from novarl.core.errors import NovaError, nearest
 from novarl.tasks import arithmetic, bandit, lexical, sentiment, sort
 from novarl.tasks.task import Problem, Row, Split, Task
 
@@ -27,21 +26,16 @@ def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """The task `name` with its options. NovaError, with the nearest name, for an unknown task or option or a wrong
     type."""
     if name not in TASKS:
-        raise NovaError(f"unknown task {name!r}", where="task", fix=_nearest(name, TASKS))
+        raise NovaError(f"unknown task {name!r}", where="task", fix=nearest(name, TASKS))
     kinds = get_type_hints(TASKS[name])
     known = list(inspect.signature(TASKS[name]).parameters)
     for option, value in (options or {}).items():
         where = f"task_options.{option}"
         if option not in known:
-            fix = _nearest(option, known) if known else f"leave it out: task={name} has no options"
+            fix = nearest(option, known) if known else f"leave it out: task={name} has no options"
             raise NovaError(f"task={name} has no such option", where=where, fix=fix)
         fits = isinstance(value, int | float) if kinds[option] is float else isinstance(value, kinds[option])
         if isinstance(value, bool) or not fits:
             what = f"is {value!r}, not {'a number' if kinds[option] is float else 'a whole number'}"
             raise NovaError(what, where=where, fix="give a number")
     return TASKS[name](**(options or {}))
-
-
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"

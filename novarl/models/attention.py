@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from novarl.core.errors import NovaError
-from novarl.models.packing import Alone, Gathered, Kernel, Packing, Ragged, cuts, past
+from novarl.models.packing import Alone, Gathered, Kernel, Packing, Ragged, cuts, past, past_mask
 from novarl.models.small_attention import are_small, gathered_attention, is_small, small_attention
 
 PACKING_ATTENTION = "novarl_sdpa"
@@ -122,13 +122,12 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, e
     for part, (start, end) in zip(query.split([b - a for a, b in pieces], dim=2), pieces, strict=True):
         seen = before + end
         keys, values = (x if seen == x.size(2) else x[:, :, :seen] for x in (key, value))
-        here = past(end - start, seen, query.device) if before + start else None
         if eager:
-            found.append(plain_attention(part, keys, values, here, scale=scale))
-        elif here is None:
+            found.append(plain_attention(part, keys, values, None, scale=scale))
+        elif before + start == 0:
             found.append(causal_attention(part, keys, values, scale=scale))
         else:
-            found.append(masked_attention(part, keys, values, here, scale=scale))
+            found.append(masked_attention(part, keys, values, past_mask(end - start, seen, part), scale=scale))
     return found[0] if len(found) == 1 else torch.cat(found, dim=2)
 
 

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cache
 from itertools import accumulate, chain, compress, groupby, islice, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -216,6 +217,22 @@ def cuts(length: int, device: torch.device, *, causal: bool) -> list[int]:
 def past(queries: int, keys: int, device: torch.device) -> Tensor:
     """bool [queries, keys]: what queries at the end of their keys may see."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def past_mask(queries: int, keys: int, like: Tensor) -> Tensor:
+    """`past` for PyTorch's kernels. That for a CPU adds numbers, and would make them of a bool mask in every call:
+    there they are 0, and -inf for what is hidden, a view of what serves every layer and the next batches too."""
+    if like.device.type != "cpu":
+        return past(queries, keys, like.device)
+    reach = 1 << (keys - queries).bit_length()
+    return _added(reach, CUT + CUT // 3, like.dtype)[:queries, reach - (keys - queries) : reach + queries]
+
+
+@cache
+def _added(before: int, queries: int, dtype: torch.dtype) -> Tensor:
+    """For so many keys before the queries, a power of two: all together take twice the memory of the largest."""
+    with torch.inference_mode(False):  # what is made in inference could not be learnt with
+        return torch.full((queries, before + queries), -torch.inf, dtype=dtype, device="cpu").triu_(before + 1)
 
 
 def _kind(group: Group) -> _Kind:

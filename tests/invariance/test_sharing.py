@@ -125,7 +125,7 @@ def rolled(places: Tensor, shapes: list[tuple[int, int]]) -> Tensor:
 
 
 def sees_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "past", lambda queries, keys, device: torch.ones(queries, keys, dtype=torch.bool))
+    monkeypatch.setattr(attention, "past_mask", lambda queries, keys, like: like.new_zeros(queries, keys))
 
 
 def sees_the_future_of_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from novarl.core.errors import NovaError
 from novarl.models import attention, packing
 from novarl.models.attention import choose_kernel, packed_attention
-from novarl.models.packing import Alone, Call, Gathered, Kernel, cuts, packing_of
+from novarl.models.packing import Alone, Call, Gathered, Kernel, cuts, packing_of, past, past_mask
 from novarl.models.prefix import Group, Rest
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -160,6 +160,19 @@ def test_long_queries_are_cut_and_see_no_future(monkeypatch: pytest.MonkeyPatch)
     assert cuts(341, CPU, causal=True) == [0, 341]
     assert cuts(342, CPU, causal=True) == [0, 256, 342]
     assert cuts(5000, CUDA, causal=False) == [0, 5000]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_mask_of_a_cpu_is_the_plain_one_and_made_once(dtype: torch.dtype) -> None:
+    """Whatever its view begins and ends with: one query, the widest piece, keys up to and past a power of two."""
+    query = torch.randn(1, 1, 1, 8, dtype=dtype)
+    for queries, before in [(1, 0), (1, 1), (256, 0), (341, 3), (341, 4), (30, 255), (7, 256), (256, 257)]:
+        found = past_mask(queries, before + queries, query)
+        hidden = ~past(queries, before + queries, CPU)
+        assert torch.equal(found, torch.zeros(queries, before + queries, dtype=dtype).masked_fill(hidden, -torch.inf))
+    assert found.untyped_storage().data_ptr() == past_mask(3, 303, query).untyped_storage().data_ptr()
+    with torch.inference_mode():
+        assert not past_mask(2, 5000, query).is_inference()
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])

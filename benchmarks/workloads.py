@@ -263,7 +263,7 @@ WORKLOADS: dict[str, Workload] = {
         {"ours": W3.ours()},
         [Goal("share of the GEMM rate", "learn_share", "ours", at_least=0.8)],
         floors={"ours": W3.floor},
-        notes="W3's step with the default of micro.max_tokens; W3's own, with 512, takes less memory.",
+        notes="W3's step with the default of micro.max_tokens; W3's own, with 768, takes less memory.",
     ),
     "W9": Workload(
         "Command to first optimiser step, tiny model",

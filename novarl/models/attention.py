@@ -67,14 +67,10 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float 
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
 
 
-def plain_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
-) -> Tensor:
-    """softmax(q k^T scale) v as it is written, causal where there is no mask; shapes as in `masked_attention`."""
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
+    """softmax(q k^T scale) v as it is written; shapes as in `masked_attention`."""
     groups, size = query.size(1) // key.size(1), query.size(3)
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if mask is None:
-        mask = past(query.size(2), key.size(2), query.device)
     scores = query @ key.transpose(2, 3) * (size**-0.5 if scale is None else scale)
     return scores.masked_fill(~mask, float("-inf")).softmax(-1).to(value.dtype) @ value
 
@@ -123,7 +119,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, e
         seen = before + end
         keys, values = (x if seen == x.size(2) else x[:, :, :seen] for x in (key, value))
         if eager:
-            found.append(plain_attention(part, keys, values, None, scale=scale))
+            found.append(plain_attention(part, keys, values, past(end - start, seen, query.device), scale=scale))
         elif before + start == 0:
             found.append(causal_attention(part, keys, values, scale=scale))
         else:

@@ -22,7 +22,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check demo train_smoke train_quick train_full lint format test certificates oracles test-kill test-real \
+.PHONY: help setup check demo train_smoke train_quick train_full lint format test test-oldest test-newest certificates oracles test-kill test-real \
         bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks bench-rates \
         bench-rm-ppo bench-reviews \
         tensorboard requirements wheel clean
@@ -69,6 +69,26 @@ test: export OMP_NUM_THREADS = 1
 test: export MKL_NUM_THREADS = 1
 test: $(STAMP) ## the tests, two at a time, on one thread each
 	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+
+# Both ends of the ranges in pyproject.toml, beside the pinned middle that `make test` tries; gigabytes each, since other
+# builds of torch bring CUDA.
+test-oldest test-newest: export OMP_NUM_THREADS = 1
+test-oldest test-newest: export MKL_NUM_THREADS = 1
+test-oldest: ## the tests with the oldest versions that pyproject.toml allows, in a virtualenv of its own
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m tools.oldest > .venv-oldest/oldest.txt
+	$(call test-in,.venv-oldest,--constraint .venv-oldest/oldest.txt)
+
+test-newest: ## the tests with the newest versions there are, in a virtualenv of its own
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	$(call test-in,.venv-newest,--upgrade --upgrade-strategy eager)
+
+define test-in
+@echo '*' > $(1)/.gitignore
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) --editable '.[dev]' setuptools
+$(1)/bin/python -m pytest -n 2 --dist worksteal $(ARGS) \
+  --deselect tests/packaging/test_packaging.py::test_the_pins_are_what_is_installed_here
+endef
 
 certificates: $(STAMP) ## every estimator against the exact gradient of expected reward
 	$(PY) -m benchmarks.certificates $(ARGS)

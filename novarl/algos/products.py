@@ -26,9 +26,16 @@ from novarl.core.processor import exact_products
 
 @cache
 def has_fast_products() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster than MKL here: on a CPU with AVX-512 of which MKL makes no
-    use."""
-    return _has_operators() and not mkl_has_avx512()
+    """Whether oneDNN multiplies float32 matrices faster than MKL here, to as exact an end: on a CPU with AVX-512 of
+    which MKL makes no use."""
+    return _has_operators() and not mkl_has_avx512() and onednn_keeps_bits()
+
+
+@cache
+def onednn_keeps_bits() -> bool:
+    """Whether a row has the same bits whatever rows are beside it: not in the oneDNN of PyTorch 2.11, which takes
+    another kernel for few rows."""
+    return torch.__version__ >= "2.12"  # as versions: it is no plain string
 
 
 @cache

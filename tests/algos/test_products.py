@@ -18,13 +18,18 @@ from novarl.algos.products import (
     adds_to,
     full_rows,
     give_up_programs,
+    has_fast_products,
     is_fast,
+    onednn_keeps_bits,
     pack,
     product,
     times,
     weight_gradient,
 )
 from novarl.models.fused import Linear, swiglu
+
+FAST = has_fast_products.__wrapped__
+"""As it is, for the test of it: the others set it."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +60,17 @@ def test_values_and_gradients(shape: tuple[int, ...], wanted: tuple[bool, bool])
 def test_a_row_has_its_bits_whoever_is_beside_it(width: int, size: int) -> None:
     x, weight = drawn(256, width), drawn(size, width)
     whole = times(x, weight)
-    for rows in (slice(0, 4), slice(0, 60), slice(100, 228), slice(3, 254)):
-        assert torch.equal(times(x[rows].contiguous(), weight), whole[rows])
+    parts = (slice(0, 4), slice(0, 60), slice(100, 228), slice(3, 254))
+    same = [torch.equal(times(x[rows].contiguous(), weight), whole[rows]) for rows in parts]
+    assert all(same) == onednn_keeps_bits()
+
+
+def test_products_whose_rows_change_each_other_are_left_to_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_has_operators", lambda: True)
+    monkeypatch.setattr(products, "mkl_has_avx512", lambda: False)
+    for exact in (True, False):
+        monkeypatch.setattr(products, "onednn_keeps_bits", lambda exact=exact: exact)
+        assert FAST() == exact
 
 
 def test_a_transposed_view_of_the_weights_is_read_as_it_lies() -> None:

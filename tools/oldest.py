@@ -11,10 +11,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def oldest(pyproject: str) -> list[str]:
-    """Lines `name==version`, for everything that the text of a pyproject.toml names with a least version."""
+    """Lines `name==version` for what the text of a pyproject.toml has its users install; developers have the pins."""
     read = tomllib.loads(pyproject)
     project = read["project"]
-    extras = project["optional-dependencies"].values()
+    extras = (lines for name, lines in project["optional-dependencies"].items() if name != "dev")
     lines = [*read["build-system"]["requires"], *project["dependencies"], *(line for extra in extras for line in extra)]
     found = (re.fullmatch(r"([A-Za-z0-9._-]+)>=([0-9.]+)", line) for line in lines)
     return [f"{match[1]}=={match[2]}" for match in found if match]

@@ -141,7 +141,7 @@ def test_an_odd_head_size_is_refused(tmp_path: Path, told: list[str]) -> None:
     edit(tmp_path / "config.json", head_dim=7)
     newer = "RoPE requires an even rotary dimension, but got `head_dim`=7"
     older = r"tensor '\S+\.k_proj\.weight' is 32 by 32 in the weights and 28 by 32 by config.json"
-    with pytest.raises(NovaError, match=f"config.json: .*({newer}|{older})"):
+    with pytest.raises(NovaError, match=f"{newer}|{older}"):
         load(name)
     assert told == []
 

@@ -148,7 +148,7 @@ $(VLLM_VENV)/.installed: benchmarks/peers/vllm.txt constraints.txt
 bench: export PEERS_VENV := $(PEERS_VENV)
 bench: export VLLM_VENV := $(VLLM_VENV)
 bench: export PLAIN_VENV := $(PLAIN_VENV)
-bench: $(STAMP) $(PEERS_VENV)/.installed $(PLAIN_VENV)/.installed $(if $(filter W7,$(or $(WORKLOAD),W7)),$(VLLM_VENV)/.installed) ## we and TRL side by side; one workload, more rounds: make bench WORKLOAD=W2 ROUNDS=9
+bench: $(STAMP) $(PEERS_VENV)/.installed $(PLAIN_VENV)/.installed $(if $(filter W7-cpu,$(or $(WORKLOAD),W7)-$(DEVICE)),$(VLLM_VENV)/.installed) ## we and TRL side by side; one workload, more rounds: make bench WORKLOAD=W2 ROUNDS=9; on a GPU: DEVICE=cuda
 	$(PY) -m benchmarks.performance $(if $(WORKLOAD),--workload $(WORKLOAD)) --rounds $(ROUNDS) --device $(DEVICE) $(ARGS)
 
 bench-rates: export PEERS_VENV := $(PEERS_VENV)

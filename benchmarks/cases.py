@@ -178,7 +178,7 @@ class Offline:
             write_rows(place.home / self.kind / f"trl-{place.round}.jsonl", theirs, order="rows", seed=place.round),
         )
 
-    def ours(self) -> Side:
+    def ours(self, *extra: str) -> Side:
         def words(place: Place) -> list[str]:
             data, _ = self.files(place)
             return [
@@ -187,9 +187,14 @@ class Offline:
                 f"batch_size={self.batch}",
                 f"steps={self.steps}",
                 f"optim.lr={self.lr}",
+                *extra,
             ]
 
         return ours(self.kind, words, model=self.model, prepared=self.kind == "dpo")
+
+    def at_peak(self, home: Path, runs: Mapping[str, Run], rates: Rates) -> dict[str, float]:
+        """The seconds of a step at the peak rate of bf16: their share is what is known as MFU."""
+        return {"seconds": self.floor(home, runs, replace(rates, train_fp32=rates.peak_bf16))["seconds"]}
 
     def floor(self, home: Path, runs: Mapping[str, Run], rates: Rates) -> dict[str, float]:
         """The least seconds of a step of rows as long as they are on average; a pair's prompt is counted once."""

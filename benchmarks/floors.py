@@ -29,6 +29,11 @@ from benchmarks.sides import Run, our_python
 
 REPEATS = 7
 ROWS, DECODE_ROWS, WIDTH, INNER = 4096, 64, 512, 2048
+WIDER = 8
+"""So many times wider are the products of a GPU, which smaller ones do not fill."""
+
+PEAKS = {"H100 PCIe": 756.0, "H100": 989.4, "H200": 989.4, "A100": 312.0, "L40S": 362.0, "L4": 121.0}
+"""TFLOP/s of dense bf16 products that the maker states of a GPU, by words of its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class Rates:
     """Measured: GFLOP/s of products in the shapes of training and of decoding, GB/s from memory, and the seconds in
     which Python imports torch, and torch with transformers' Llama and tokenizer.
 
+    `peak_bf16` is what a GPU's maker states of it (PEAKS), where that is known; elsewhere what was measured.
     They are those of a moment, and machines swing: a round's are the better of what was found before and after it.
     """
 
@@ -46,6 +52,7 @@ class Rates:
     bandwidth: float
     torch: float
     transformers: float
+    peak_bf16: float = 0.0
 
     def better(self, other: Rates) -> Rates:
         """The faster of the two in each."""
@@ -115,14 +122,16 @@ def measure(device: str) -> Rates:
     from novarl.algos.products import is_fast
 
     torch.set_default_device(device)
+    wider = 1 if device == "cpu" else WIDER
+    width, inner = WIDTH * wider, INNER * wider
 
     def wait() -> None:
         if device != "cpu":
             torch.accelerator.synchronize()
 
     def product(rows: int, dtype: torch.dtype) -> float:
-        left, right = torch.randn(rows, WIDTH).to(dtype), torch.randn(INNER, WIDTH).to(dtype).t()
-        out, times = torch.empty(rows, INNER, dtype=dtype), max(1, ROWS // rows)  # fresh memory would cost page faults
+        left, right = torch.randn(rows, width).to(dtype), torch.randn(inner, width).to(dtype).t()
+        out, times = torch.empty(rows, inner, dtype=dtype), max(1, ROWS // rows)  # fresh memory would cost page faults
 
         def multiply(weight: torch.Tensor) -> None:
             for _ in range(times):
@@ -132,19 +141,34 @@ def measure(device: str) -> Rates:
         if is_fast(left, right):
             for weight in (right.t(), products.pack(right.t())):
                 seconds = min(seconds, _best(partial(multiply, weight), wait))
-        return 2 * rows * WIDTH * INNER * times / seconds / 1e9
+        return 2 * rows * width * inner * times / seconds / 1e9
 
     block = torch.ones(64 * 2**20)  # 256 MB: no cache holds it
     read = _best(block.sum, wait)
+    train_bf16 = product(ROWS, torch.bfloat16)
     return Rates(
         train_fp32=product(ROWS, torch.float32),
         decode_fp32=product(DECODE_ROWS, torch.float32),
-        train_bf16=product(ROWS, torch.bfloat16),
+        train_bf16=train_bf16,
         decode_bf16=product(DECODE_ROWS, torch.bfloat16),
         bandwidth=block.numel() * 4 / read / 1e9,
         torch=_imported("import torch"),
         transformers=_imported("import torch; from transformers import LlamaForCausalLM, PreTrainedTokenizerFast"),
+        peak_bf16=stated_peak(name_of(device)) or train_bf16,
     )
+
+
+def name_of(device: str) -> str:
+    """What a GPU calls itself; "cpu" of a CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def stated_peak(name: str) -> float | None:
+    """GFLOP/s of dense bf16 that the maker states of the GPU of that name; None of an unknown one."""
+    words = set(name.replace("-", " ").split())
+    return next((1000 * peak for known, peak in PEAKS.items() if words >= set(known.split())), None)
 
 
 def _imported(what: str) -> float:

@@ -2,7 +2,7 @@
 
 Every side of a workload runs once a round, in a process of its own, and the next begins when it has ended. The last
 line printed of each workload is one JSON object; docs/results/performance.md keeps the newest of every workload, and
-`--page performance-NAME` another page, such as that of another machine.
+`--page performance-NAME` another page, such as that of another machine. A GPU has its own (`--device cuda`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks import report
-from benchmarks.floors import Rates
+from benchmarks.floors import Rates, name_of
 from benchmarks.performance_page import load, medians, number_said, write
 from benchmarks.sides import Place, Run
-from benchmarks.workloads import WORKLOADS, Goal, Workload
+from benchmarks.workloads import WORKLOADS, Goal, Workload, on
+from novarl.build.machine import pick_device
+from novarl.core.errors import NovaError
 
 DRAWS = 4000
 """Bootstrap resamples of an interval."""
@@ -40,37 +42,52 @@ noisy."""
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--workload", nargs="+", choices=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--prefix", default="", help="before every command, such as 'taskset -c 0,1'")
     parser.add_argument(
         "--again", nargs="+", default=[], help="measure these sides alone; the others' numbers are kept"
     )
-    parser.add_argument("--page", default="performance", help="the file in docs/results that keeps what is measured")
+    parser.add_argument("--page", help="the file in docs/results that keeps what is measured")
     parser.add_argument("--home", type=Path, default=Path("runs/bench"), help="models, data and the runs themselves")
     arguments = parser.parse_args()
+    try:
+        pick_device(arguments.device)
+    except NovaError as error:
+        parser.error(str(error))
+    workloads = on(arguments.device)
+    for name in arguments.workload or ():
+        if name not in workloads:
+            parser.error(f"{name} is not for --device {arguments.device}")
+    page = arguments.page or ("performance" if arguments.device == "cpu" else "performance-gpu")
     compileall.compile_dir("novarl", quiet=1)  # as pip did for the peers when it installed them
     met = True
-    for name in arguments.workload:
-        kept = load(arguments.page).get(name) if arguments.again else None
+    for name in arguments.workload or workloads:
+        kept = load(page).get(name) if arguments.again else None
         if kept is not None:
-            refuse_another_machine(name, kept["machine"], report.machine())
+            refuse_another_machine(name, kept["machine"], machine(arguments.device))
         home, threads = arguments.home.absolute(), int(os.environ.get("OMP_NUM_THREADS", "2"))
         place = Place(home, home / name, 0, arguments.device, threads, arguments.prefix)
-        record = measure(name, WORKLOADS[name], place, rounds=arguments.rounds, again=arguments.again, kept=kept)
-        write(arguments.page, merged(load(arguments.page), name, record))
+        record = measure(name, workloads[name], place, rounds=arguments.rounds, again=arguments.again, kept=kept)
+        write(page, merged(load(page), name, record))
         print(json.dumps(line(name, record)), flush=True)
         met &= all(goal["met"] for goal in record["goals"].values() if goal["met"] is not None)
     return 0 if met else 1
 
 
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers are measured on, the GPU as `device`."""
+    return report.machine() | {"device": name_of(device)}
+
+
 def refuse_another_machine(name: str, kept: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """A ratio of times that two machines took says nothing."""
-    if kept["processor"] != here["processor"]:
+    past, now = (f"{about['processor']}, {about['device']}" for about in (kept, here))
+    if past != now:
         raise SystemExit(
-            f"{name}: the sides that would be kept were measured on {kept['processor']}, and this is "
-            f"{here['processor']}; leave --again out, or name a page of this machine: --page performance-NAME"
+            f"{name}: the sides that would be kept were measured on {past}, and this is {now}; "
+            "leave --again out, or name a page of this machine: --page performance-NAME"
         )
 
 
@@ -116,7 +133,7 @@ def measure(
         "rates": {name: median(asdict(found)[name] for found in rates) for name in asdict(rates[0])},
         "again": list(again),
         "threads": place.threads,
-        "machine": report.machine() | {"device": place.device},
+        "machine": machine(place.device),
         "runs": {side: [asdict(run) for run in past] for side, past in runs.items()},
     }
 

@@ -18,14 +18,15 @@ ABOUT = """\
 Each side runs in a process of its own, in turn with the others, from the same weights file, prompts, hyper-parameters
 and data order; the first step is left out except in W9. A value is a ratio of medians over the rounds, its interval a
 95 % bootstrap over rounds. Times are wall clock between steps, seen from outside. Memory is the most that process and
-children held in RAM, above what they held when training began. TRL runs without gradient checkpointing, in float32 and
-with sdpa. "best" is the fastest of the named ways to split its batch; those more than a quarter behind in the first
-round drop out. `MKL_CBWR`, which exact bits need, is set for us and not for it. Answers are noise of the model's length
-law; their lengths are shown. The commit under a section is that of our side; none: a working tree without one. From
-b6bed3c on we run, as the peers do, in a virtualenv with what users install: transformers imports what else it finds.
-From ada739d on what the machine can do is measured before and after each round, whose floor is that of the better of
-the two. From e68ef5b on no weight of the models is 0: such became denormals in both sides' updates, which some
-processors multiply slowly; and in W2 ours has micro.max_tokens=1024, before 512."""
+children held in RAM, above what they held when training began; on a GPU the most that tensors took there. TRL runs
+without gradient checkpointing, with sdpa, and in float32 where a side does not say bf16. "best" is the fastest of the
+named ways to split its batch; those more than a quarter behind in the first round drop out. `MKL_CBWR`, which exact
+bits need, is set for us and not for it. Answers are noise of the model's length law; their lengths are shown. The
+commit under a section is that of our side; none: a working tree without one. From b6bed3c on we run, as the peers do,
+in a virtualenv with what users install: transformers imports what else it finds. From ada739d on what the machine can
+do is measured before and after each round, whose floor is that of the better of the two. From e68ef5b on no weight of
+the models is 0: such became denormals in both sides' updates, which some processors multiply slowly; and in W2 ours has
+micro.max_tokens=1024, before 512."""
 
 
 def load(page: str) -> dict[str, Any]:
@@ -73,10 +74,11 @@ def section(name: str, record: Mapping[str, Any]) -> str:
     if lengths := _histograms(record["runs"]):
         parts.append(lengths)
     settings = {side: runs[-1]["about"] for side, runs in record["runs"].items() if runs and runs[-1]["about"]}
+    on = "" if record["machine"]["device"] == "cpu" else f"{record['machine']['device']}, "
     judged = {side for goal in workload.goals for side in (goal.side, goal.over)} | {"ours", best}
     fenced = "\n".join(f"{side}: {json.dumps(about)}" for side, about in settings.items() if side in judged or not best)
     parts.append(
-        f"{record['date']}, {record['machine']['processor']}, {record['threads']} threads, commit "
+        f"{record['date']}, {on}{record['machine']['processor']}, {record['threads']} threads, commit "
         f"{record['machine']['commit']}.\n\n```\n{fenced}\n```"
     )
     return "\n\n".join(parts)
@@ -115,10 +117,13 @@ def _floors_said(record: Mapping[str, Any], middle: Mapping[str, Mapping[str, fl
     importing = ""
     if "torch" in rates:  # pages of earlier code have no such measure
         importing = f" Importing torch takes {rates['torch']:.2f} s, with transformers {rates['transformers']:.2f} s."
+    peak = ""
+    if rates.get("peak_bf16", 0.0) > rates["train_bf16"]:
+        peak = f" Its maker states a peak of {rates['peak_bf16']:.0f} GFLOP/s in bf16."
     return (
         f"Floor on this machine, by the formulas in `benchmarks/floors.py`: {'; '.join(sides)}, with a median of "
         f"{rates['train_fp32']:.0f} GFLOP/s in training's products, {rates['decode_fp32']:.0f} in decoding's (in bf16 "
-        f"{rates['train_bf16']:.0f} and {rates['decode_bf16']:.0f}) and {rates['bandwidth']:.0f} GB/s.{importing}"
+        f"{rates['train_bf16']:.0f} and {rates['decode_bf16']:.0f}) and {rates['bandwidth']:.0f} GB/s.{peak}{importing}"
     )
 
 

@@ -84,6 +84,7 @@ def ours(
             {
                 "time": time,
                 "tokens": line.get("completion_tokens", line.get("tokens", 0.0)),
+                **({"device_mb": line["memory_device_mb"]} if "memory_device_mb" in line else {}),
                 **{part: sum(line.get(f"time/{name}_s", 0.0) for name in names) for part, names in stages.items()},
             }
             for time, line in lines
@@ -134,6 +135,7 @@ def trl(what: str, settings: Callable[[Place], Mapping[str, Any]], *, model: Sha
             generation, reward = line.get("generation", 0.0), line.get("reward", 0.0)
             count = sum(line["lengths"]) or (tokens[index] if index < len(tokens) else 0.0)
             steps.append({"time": time - line["paused"], "tokens": count, "generation": generation, "reward": reward})
+            steps[-1] |= {"device_mb": line["device_mb"]} if "device_mb" in line else {}
         about = json.loads((place.out / "about.json").read_text())
         lengths = [length for _, line in lines for length in line["lengths"]]
         return _summed(found, begun, steps, lengths, about)
@@ -160,6 +162,8 @@ def _summed(
     numbers = {"first_step": steps[0]["time"] - found.started}
     start = [mb for time, mb in found.memory if time <= begun]
     numbers["memory_mb"] = max(mb for _, mb in found.memory) - start[-1]
+    if "device_mb" in steps[-1]:  # there, not in RAM, is what learning takes
+        numbers["memory_mb"] = steps[-1]["device_mb"]
     if len(steps) > 1:
         later = steps[1:]
         whole = steps[-1]["time"] - steps[0]["time"]

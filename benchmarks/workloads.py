@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from benchmarks.cases import Offline, Step, llama, published, sampling, sampling_floor, short_of_memory
@@ -75,6 +75,20 @@ NINE = Shape(
     },
 )
 TINY = Shape("tiny-8", ((1.0, 8.0),), {})
+HALF = Shape(
+    "half-billion",
+    ((1.0, 270.0),),
+    {
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
+)
+"""494M parameters, in the sizes of Qwen 2.5's smallest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +118,26 @@ class Workload:
     notes: str = ""
     shown: Sequence[str] = ("seconds", "tokens_per_second", "generation", "reward", "learn", "other", "memory_mb")
 
+    def without(self, left_out: Sequence[str], why: str) -> Workload:
+        """Without some sides; goals about them cannot be shown, and say why."""
+        return replace(
+            self,
+            sides={name: side for name, side in self.sides.items() if name not in left_out},
+            goals=[
+                replace(goal, impossible=why) if {goal.side, goal.over} & set(left_out) else goal for goal in self.goals
+            ],
+            best=[name for name in self.best if name not in left_out],
+            floors={name: floor for name, floor in self.floors.items() if name not in left_out},
+        )
+
 
 def fast(number: str, over: str, at_least: float, name: str = "speed") -> Goal:
     """How many times the peer's time is ours."""
     return Goal(name, number, side=over, over="ours", at_least=at_least)
 
 
-FP32_ONLY = (
-    "" if has_bf16() else "this CPU has no bf16 arithmetic: its bf16 products run at a fraction of the fp32 rate"
-)
+IN_BF16 = ("ours bf16", "trl bf16")
+FP32_ONLY = "this CPU has no bf16 arithmetic: its bf16 products run at a fraction of the fp32 rate"
 
 TRANSFORMERS = str(PEERS / "run_generate.py")
 SPLITS = ("trl 8", "trl 16", "trl 64")
@@ -130,6 +155,9 @@ GROUPED = ("micro.max_tokens=1024",)
 SFT = Offline("sft", SMALL, GSM8K, batch=16, lr=1e-5)
 TIGHT = Offline("sft", TINY, GSM8K, batch=16, lr=1e-5)
 DPO = Offline("dpo", SMALL, HH, batch=8, lr=1e-6)
+ON_GPU = ("dtype=bfloat16", "micro.max_tokens=16384")
+G1 = Offline("sft", HALF, GSM8K, batch=64, lr=1e-5, steps=10)
+G2 = Step(HALF, (253, 253), 256, prompts=16, steps=4, peer_steps=3)
 START = Step(TINY, SHORT, 8, steps=1, peer_steps=1)
 SINKS = Step(SMALL, SHORT, 64, steps=9)
 GROWTH = {
@@ -152,15 +180,15 @@ def published_as(*kind: str) -> Side:
 WORKLOADS: dict[str, Workload] = {
     "W1": Workload(
         "GRPO, 6M parameters, 8 prompts with 8 answers, short prompts, at most 64 tokens",
-        W1.sides() | ({} if FP32_ONLY else W1_IN_BF16),
+        W1.sides() | W1_IN_BF16,
         [
             fast("seconds", "best", 1.5),
             fast("seconds", "best", 1.7, "speed (stretch)"),
-            Goal("speed in bf16", "seconds", "best", "ours bf16", at_least=1.8, impossible=FP32_ONLY),
-            Goal("speed in bf16, TRL's too", "seconds", "trl bf16", "ours bf16", at_least=1.8, impossible=FP32_ONLY),
+            Goal("speed in bf16", "seconds", "best", "ours bf16", at_least=1.8),
+            Goal("speed in bf16, TRL's too", "seconds", "trl bf16", "ours bf16", at_least=1.8),
         ],
         best=SPLITS,
-        floors={"ours": W1.floor} | ({} if FP32_ONLY else {"ours bf16": W1.floor_in_bf16}),
+        floors={"ours": W1.floor, "ours bf16": W1.floor_in_bf16},
         notes="TRL's run in bf16 has a split of 16; the speed in bf16 is over the best of its runs in fp32.",
     ),
     "W2": Workload(
@@ -198,10 +226,10 @@ WORKLOADS: dict[str, Workload] = {
             "trl 64": until_good_trl(64),
             "trl 128": until_good_trl(128),
         }
-        | ({} if FP32_ONLY else W4_IN_BF16),
+        | W4_IN_BF16,
         [
             Goal("time to 90 %", "seconds", "ours", "best", at_most=1 / 3),
-            Goal("time to 90 %, both in bf16", "seconds", "ours bf16", "trl bf16", at_most=1 / 3, impossible=FP32_ONLY),
+            Goal("time to 90 %, both in bf16", "seconds", "ours bf16", "trl bf16", at_most=1 / 3),
         ],
         best=("trl 16", "trl 64", "trl 128"),
         floors={"ours": reaching_floor},
@@ -360,4 +388,41 @@ WORKLOADS: dict[str, Workload] = {
         notes="Real allocations fail. `failed` counts the injections after which the pass began again; the error is "
         "that of the whole gradient, |found - undisturbed| / |undisturbed|, in float32.",
     ),
+    **{
+        f"G1{name}": Workload(
+            f"SFT, 494M parameters, GSM8K's lengths, 64 rows a step, in bf16{said}: MFU",
+            {"ours": G1.ours(*ON_GPU, *extra)},
+            [Goal("share of the GPU's peak", "seconds_share", "ours", at_least=0.4)],
+            floors={"ours": G1.at_peak},
+            shown=("seconds", "tokens_per_second", "memory_mb"),
+            notes="FLOPs by the formula in `benchmarks/floors.py`, which counts the head for answers alone.",
+        )
+        for name, said, extra in (("", "", ()), (" compiled", ", compile=true", ("compile=true",)))
+    },
+    **{
+        f"G2{name}": Workload(
+            f"GRPO, 494M parameters, prompts of 256 tokens, 16 with 8 answers of at most 256, in bf16{said}",
+            {
+                "ours": G2.ours(*ON_GPU, *extra),
+                **{f"trl {split}": G2.trl(split, bf16=True) for split in (16, 64, 128)},
+            },
+            [fast("seconds", "best", 2.0)],
+            best=("trl 16", "trl 64", "trl 128"),
+            notes="Both keep their weights in float32 and compute in bf16. TRL samples by `generate`.",
+        )
+        for name, said, extra in (("", "", ()), (" compiled", ", compile=true", ("compile=true",)))
+    },
 }
+
+FOR_CPUS = ("memory",)
+FOR_GPUS = tuple(name for name in WORKLOADS if name.startswith("G"))
+VLLM_OF_CPUS = "the vLLM that is installed here is for CPUs"
+
+
+def on(device: str) -> dict[str, Workload]:
+    """The workloads that `device` can show, each without the sides that it cannot."""
+    if device != "cpu":
+        found = {name: workload for name, workload in WORKLOADS.items() if name not in FOR_CPUS}
+        return found | {"W7": found["W7"].without(("vllm",), VLLM_OF_CPUS)}
+    found = {name: workload for name, workload in WORKLOADS.items() if name not in FOR_GPUS}
+    return found if has_bf16() else {name: workload.without(IN_BF16, FP32_ONLY) for name, workload in found.items()}

@@ -50,6 +50,8 @@ class Diary(TrainerCallback):
         self.write(step=0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if torch.cuda.is_initialized():
+            self.parts["device_mb"] = torch.cuda.max_memory_allocated() / 2**20
         self.write(step=state.global_step, paused=self.paused, lengths=self.lengths, **self.parts)
         self.parts, self.lengths = {}, []
 
@@ -138,6 +140,7 @@ class UntilGood(TrainerCallback):
             prompts, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
         )
         inputs.pop("token_type_ids", None)
+        inputs = inputs.to(model.device)
         model.eval()
         longest = self.settings["trainer"]["max_completion_length"]
         ids = model.generate(**inputs, do_sample=False, max_new_tokens=longest, pad_token_id=tokenizer.pad_token_id)

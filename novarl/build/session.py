@@ -18,6 +18,8 @@ from statistics import fmean
 from types import FrameType
 from typing import Any
 
+import torch
+
 from novarl.build.changes import changes
 from novarl.config.base import RunConfig, TrainConfig
 from novarl.core import collector
@@ -284,6 +286,8 @@ class Session:
             if "episodes" in record:
                 times["episodes_per_second"] = record["episodes"] / seconds
         times["memory_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _RSS_PER_MB
+        if torch.cuda.is_initialized():
+            times["memory_device_mb"] = torch.cuda.max_memory_allocated() / 2**20
         self.order += 1
         self.bus.step(step, record | times)
 

@@ -332,6 +332,14 @@ MACHINE = {
     "memory_rss_mb": Metric(
         "most resident memory of the process so far", "MB", "down", "flat", "max", deterministic=False
     ),
+    "memory_device_mb": Metric(
+        "most memory of its CUDA device that the process's tensors took so far; absent without one",
+        "MB",
+        "down",
+        "flat",
+        "max",
+        deterministic=False,
+    ),
 }
 
 SECTIONS = {

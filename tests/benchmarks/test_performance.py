@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import performance, performance_page
-from benchmarks.cases import Rows, write_rows
-from benchmarks.floors import Rates, Size, floor_seconds, grouped
-from benchmarks.launch import launch
+from benchmarks import performance, performance_page, workloads
+from benchmarks.cases import TEMPLATE, Offline, Rows, write_rows
+from benchmarks.floors import Rates, Size, floor_seconds, grouped, stated_peak
+from benchmarks.launch import Timeline, launch
 from benchmarks.models import Shape, build, obey
 from benchmarks.performance import (
     contenders,
@@ -26,8 +26,8 @@ from benchmarks.performance import (
     winner,
 )
 from benchmarks.reaching import ahead_floor, distinct_share, reaching_floor
-from benchmarks.sides import Place, Run
-from benchmarks.workloads import WORKLOADS, Goal, Workload, fast
+from benchmarks.sides import Place, Run, _summed
+from benchmarks.workloads import WORKLOADS, Goal, Workload, fast, on
 from novarl.core.seeds import derive
 from novarl.data.stream import Stream
 
@@ -60,7 +60,7 @@ def record(name: str) -> dict[str, Any]:
         "rates": asdict(RATES),
         "again": [],
         "threads": 2,
-        "machine": {"processor": "p", "commit": "c"},
+        "machine": {"processor": "p", "commit": "c", "device": "cpu"},
         "runs": {side: [asdict(run) for run in past] for side, past in found.items()},
     }
 
@@ -140,9 +140,63 @@ def test_a_workload_changes_its_own_section_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_sides_measured_on_another_machine_are_not_kept() -> None:
-    refuse_another_machine("W1", {"processor": "p", "commit": "a"}, {"processor": "p", "commit": "b"})
-    with pytest.raises(SystemExit, match=r"W1: .* measured on p, and this is q"):
-        refuse_another_machine("W1", {"processor": "p"}, {"processor": "q"})
+    kept = {"processor": "p", "device": "cpu", "commit": "a"}
+    refuse_another_machine("W1", kept, kept | {"commit": "b"})
+    for change, said in (({"processor": "q"}, "q, cpu"), ({"device": "H100"}, "p, H100")):
+        with pytest.raises(SystemExit, match=rf"W1: .* measured on p, cpu, and this is {said};"):
+            refuse_another_machine("W1", kept, kept | change)
+
+
+def test_each_device_has_what_it_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "has_bf16", lambda: False)
+    cpu, gpu = on("cpu"), on("cuda")
+    assert set(WORKLOADS) - set(cpu) == {"G1", "G1 compiled", "G2", "G2 compiled"}
+    assert set(WORKLOADS) - set(gpu) == {"memory"}
+    assert "vllm" in cpu["W7"].sides and "vllm" not in gpu["W7"].sides
+    assert "ours bf16" in gpu["W1"].sides and "ours bf16" in gpu["W1"].floors
+    assert not {"ours bf16", "trl bf16"} & {*cpu["W1"].sides, *cpu["W1"].floors, *cpu["W4"].sides}
+    assert [bool(goal.impossible) for goal in cpu["W1"].goals] == [False, False, True, True]
+    assert [goal.name for goal in gpu["W7"].goals if goal.impossible] == ["speed, vLLM"]
+    monkeypatch.setattr(workloads, "has_bf16", lambda: True)
+    assert "ours bf16" in on("cpu")["W1"].sides and not any(goal.impossible for goal in on("cpu")["W1"].goals)
+
+
+def test_a_device_that_is_not_there_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for arguments, said in (
+        (["--device", "cuda"], "device=cuda: this machine has no such device"),
+        (["--workload", "G1"], "G1 is not for --device cpu"),
+    ):
+        monkeypatch.setattr("sys.argv", ["performance", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            performance.main()
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_the_stated_peak_of_a_gpu_by_its_name() -> None:
+    assert stated_peak("NVIDIA H100 80GB HBM3") == 989_400 and stated_peak("NVIDIA H100 PCIe") == 756_000
+    assert stated_peak("NVIDIA A100-SXM4-80GB") == 312_000 and stated_peak("NVIDIA L40S") == 362_000
+    assert stated_peak("cpu") is None and stated_peak("NVIDIA H1000") is None
+
+
+def test_the_share_of_the_peak_by_hand(tmp_path: Path) -> None:
+    """Training FLOPs over the seconds at the peak, not at the measured rate."""
+    case = Offline("sft", Shape("tiny-8", ((1.0, 8.0),), {}), {"question": (10, 10), "answer": (5, 5)}, batch=4, lr=1.0)
+    rates = replace(RATES, peak_bf16=2000.0)
+    found = case.at_peak(tmp_path, {}, rates)
+    size = Size.of(tmp_path / "tiny-8")
+    assert found == {"seconds": pytest.approx(4 * grouped(size, 10 + TEMPLATE, 1, [6])[2] / 2000e9)}
+    assert found["seconds"] == pytest.approx(case.floor(tmp_path, {}, rates)["seconds"] / 20)
+
+
+def test_on_a_gpu_its_memory_counts() -> None:
+    watched = Timeline(0.0, [], [(0.5, 100.0), (2.0, 900.0)])
+    steps = [{"time": 1.0, "tokens": 1.0, "learn": 0.5}, {"time": 2.0, "tokens": 1.0, "learn": 0.5}]
+    assert _summed(watched, 0.6, steps, [], {}).numbers["memory_mb"] == 800
+    steps = [step | {"device_mb": mb} for step, mb in zip(steps, (30.0, 40.0), strict=True)]
+    assert _summed(watched, 0.6, steps, [], {}).numbers["memory_mb"] == 40
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -35,8 +35,8 @@ RUNS = {
     ),
 }
 """The smallest runs that between them write every metric."""
-ELSEWHERE = frozenset(glossary.PREFERENCE) | {"split_micro_batches"}
-"""Written by the runs on pairs, and where memory runs out, in tests of their own."""
+ELSEWHERE = frozenset(glossary.PREFERENCE) | {"split_micro_batches", "memory_device_mb"}
+"""Written by the runs on pairs, where memory runs out, and on a GPU, in tests of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> set[int]:
         names = {name for record in metrics(run) for name in record} - {"schema", "phase"}
         found |= {id(lookup(name)) for name in names}
     return found
+
+
+def test_the_memory_of_a_gpu_where_one_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 3 * 2**20)
+    for used in (True, False):
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda used=used: used)
+        finished("sft", *SFT, "task=sort", f"run_dir={tmp_path / str(used)}")
+        assert metrics(tmp_path / str(used))[-1].get("memory_device_mb") == (3.0 if used else None)
 
 
 @pytest.mark.parametrize("name", sorted(set(METRICS) - ELSEWHERE))

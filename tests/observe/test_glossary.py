@@ -36,6 +36,7 @@ def test_the_clock_and_the_machine_are_not_deterministic_and_all_else_is() -> No
         "tokens_per_second",
         "split_micro_batches",
         "memory_rss_mb",
+        "memory_device_mb",
     }
     assert not deterministic("time/rollout_s")
     assert deterministic("reward_mean")

@@ -53,17 +53,14 @@ def main() -> int:
     parser.add_argument("--home", type=Path, default=Path("runs/bench"), help="models, data and the runs themselves")
     arguments = parser.parse_args()
     try:
-        pick_device(arguments.device)
+        workloads = offered(arguments.device, arguments.workload)
     except NovaError as error:
-        parser.error(str(error))
-    workloads = on(arguments.device)
-    for name in arguments.workload or ():
-        if name not in workloads:
-            parser.error(f"{name} is not for --device {arguments.device}")
+        print(error, file=sys.stderr)
+        return 2
     page = arguments.page or ("performance" if arguments.device == "cpu" else "performance-gpu")
     compileall.compile_dir("novarl", quiet=1)  # as pip did for the peers when it installed them
     met = True
-    for name in arguments.workload or workloads:
+    for name in workloads:
         kept = load(page).get(name) if arguments.again else None
         if kept is not None:
             refuse_another_machine(name, kept["machine"], machine(arguments.device))
@@ -74,6 +71,16 @@ def main() -> int:
         print(json.dumps(line(name, record)), flush=True)
         met &= all(goal["met"] for goal in record["goals"].values() if goal["met"] is not None)
     return 0 if met else 1
+
+
+def offered(device: str, wanted: Sequence[str] | None) -> dict[str, Workload]:
+    """The workloads of those names, or all that the device can show. NovaError: this machine or device cannot."""
+    pick_device(device)
+    able = on(device)
+    for name in wanted or ():
+        if name not in able:
+            raise NovaError(f"{name} is not for it", where=f"--device {device}", fix=f"one of {', '.join(able)}")
+    return {name: able[name] for name in wanted or able}
 
 
 def machine(device: str) -> dict[str, Any]:

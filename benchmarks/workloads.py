@@ -397,7 +397,7 @@ WORKLOADS: dict[str, Workload] = {
             shown=("seconds", "tokens_per_second", "memory_mb"),
             notes="FLOPs by the formula in `benchmarks/floors.py`, which counts the head for answers alone.",
         )
-        for name, said, extra in (("", "", ()), (" compiled", ", compile=true", ("compile=true",)))
+        for name, said, extra in (("", "", ()), ("-compiled", ", compile=true", ("compile=true",)))
     },
     **{
         f"G2{name}": Workload(
@@ -410,7 +410,7 @@ WORKLOADS: dict[str, Workload] = {
             best=("trl 16", "trl 64", "trl 128"),
             notes="Both keep their weights in float32 and compute in bf16. TRL samples by `generate`.",
         )
-        for name, said, extra in (("", "", ()), (" compiled", ", compile=true", ("compile=true",)))
+        for name, said, extra in (("", "", ()), ("-compiled", ", compile=true", ("compile=true",)))
     },
 }
 

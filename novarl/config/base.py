@@ -117,8 +117,8 @@ class TrainConfig(RunConfig):
     lora: Lora = Lora()
     micro: Micro = Micro()
     attn: Literal["auto", "sdpa", "flash", "eager"] = "auto"
-    """What computes attention in training: PyTorch's kernel (sdpa), flash-attn's on a GPU that has it (flash), or a
-    plain softmax (eager, slow); auto: flash where it can run, otherwise sdpa."""
+    """What computes attention in training: PyTorch's kernel, in calls for groups of rows (sdpa), its flash attention in
+    one call, on CUDA in bfloat16 (flash), or a plain softmax (eager, slow); auto: flash where it runs, else sdpa."""
     compile: bool = False
     """For a GPU: learn through torch.compile, whose compiler the first step waits for, and sample by CUDA graphs."""
 

@@ -131,9 +131,9 @@ def _training(config: TrainConfig) -> list[str]:
     saves = f"every {_count(config.save_every, 'step')} and at the end" if config.save_every else "at the end"
     best = " and the best" if config.keep_best else ""
     attention = {
-        "auto": "flash-attn's kernel where it is installed and can run, otherwise PyTorch's",
+        "auto": "PyTorch's kernel (on CUDA in bfloat16 flash attention, where it gives what a softmax gives)",
         "sdpa": "PyTorch's kernel",
-        "flash": "flash-attn's kernel, which must be installed and able to run",
+        "flash": "flash attention, which must be able to run",
         "eager": "a plain softmax",
     }
     attends = f"Attention by {attention[config.attn]} (attn={config.attn}); beginnings that neighbours share, once."

@@ -1,21 +1,26 @@
 """Causal attention over a cache, over a padded batch, and over sequences packed on one axis.
 
-Everything goes through PyTorch's scaled dot-product attention; what is packed may go through flash-attn's kernel for
-ragged sequences instead, or through a plain softmax. One rule matters to whoever wants equal bits: with a mask, always
-the masked kernel runs, whatever the mask says; only without one the causal kernel does.
+Everything goes through PyTorch's scaled dot-product attention; what is packed may instead go through its flash
+attention for ragged sequences, on a GPU, or through a plain softmax. One rule matters to whoever wants equal bits: with
+a mask, always the masked kernel runs, whatever the mask says; only without one the causal kernel does.
 """
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
+from functools import cache, partial
+from inspect import signature
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from novarl.core.errors import NovaError
-from novarl.models.packing import Alone, Gathered, Kernel, Packing, Ragged, cuts, past, past_mask
+from novarl.core.memory import first_line
+from novarl.models.packing import Alone, Gathered, Kernel, Packing, Ragged, cuts, packing_of, past, past_mask
+from novarl.models.prefix import Group, Rest
 from novarl.models.small_attention import are_small, gathered_attention, is_small, small_attention
 
 PACKING_ATTENTION = "novarl_sdpa"
@@ -24,22 +29,54 @@ PACKING_ATTENTION = "novarl_sdpa"
 UNREAD = 64
 """So many queries that nobody reads are worth leaving out of the last layer's attention."""
 
+NEAR = 2e-2
+"""How far flash attention's values and gradients may be from a softmax's in float32, relative to their norm: bfloat16
+has 8 bits."""
 
-def choose_kernel(attn: str, device: torch.device, compute_dtype: torch.dtype) -> Kernel:
-    """The kernel that `attn` ("auto" or a kernel's name) stands for on `device`. "auto" is flash-attn's where it is
-    installed and can run, otherwise PyTorch's. NovaError: flash-attn is asked for where it cannot run."""
+
+def choose_kernel(
+    attn: str, device: torch.device, compute_dtype: torch.dtype, *, head_size: int | None = None
+) -> Kernel:
+    """The kernel that `attn` ("auto" or a kernel's name) stands for on `device`, for heads of that size.
+    "auto" is flash attention where it can run, otherwise PyTorch's scaled dot-product. NovaError: flash attention is
+    asked for where it cannot run."""
     missing = None
     if device.type != "cuda" or compute_dtype not in (torch.bfloat16, torch.float16):
         missing = f"runs on CUDA in bfloat16, not on {device.type} in {str(compute_dtype).removeprefix('torch.')}"
-    elif importlib.util.find_spec("flash_attn") is None:
-        missing = "is not installed"
+    elif head_size is not None and (head_size > 256 or head_size % 8):
+        missing = f"takes heads of 8, 16, 24 to 256 numbers, and this model's have {head_size}"
+    elif attn in ("auto", "flash") and (fault := _fault_of_flash(device, compute_dtype)) is not None:
+        missing = f"does not run on this GPU: {fault}"
     if attn == "auto":
         return "flash" if missing is None else "sdpa"
     if attn == "flash" and missing is not None:
-        raise NovaError(f"flash-attn {missing}", where="attn=flash", fix="attn=auto takes it wherever it can run")
+        raise NovaError(f"flash attention {missing}", where="attn=flash", fix="attn=auto takes it wherever it can run")
     if attn not in ("sdpa", "flash", "eager"):
         raise NovaError(f"unknown attention '{attn}'", where="attn", fix="one of auto, sdpa, flash, eager")
     return attn  # type: ignore[return-value]
+
+
+@cache
+def _fault_of_flash(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why not to use flash attention on `device`; None: for a prompt and two answers it gives what a softmax gives,
+    forward and backward. Whether this PyTorch, this GPU and their kernel agree on all of it, only trying tells."""
+    groups, generator = [Group(5), Group(9, (Rest(0, 4), Rest(1, 70)))], torch.Generator().manual_seed(0)
+    tokens = sum(group.tokens for group in groups)
+    drawn = [torch.randn(1, heads, tokens, 64, generator=generator).to(device, dtype) for heads in (4, 2, 2, 4)]
+
+    def through(kernel: Kernel, dtype: torch.dtype) -> list[Tensor]:
+        query, key, value, upstream = (tensor.to(dtype) for tensor in drawn)
+        states = [state.requires_grad_() for state in (query, key, value)]
+        mixed = packed_attention(query, key, value, packing_of(groups, device, kernel))
+        return [found.detach().float() for found in (mixed, *torch.autograd.grad(mixed, states, upstream))]
+
+    try:
+        with torch.enable_grad():
+            pairs = list(zip(through("flash", dtype), through("eager", torch.float32), strict=True))
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        return first_line(error)
+    worst = max(float((found - true).norm() / true.norm()) for found, true in pairs)
+    return None if worst <= NEAR else f"it is off by a relative {worst:.1e}"
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
@@ -88,7 +125,7 @@ def packed_attention(
     if query.size(0) != 1 or packed.tokens > query.size(2):
         raise ValueError(f"lengths sum to {packed.tokens}, the packed axis is {tuple(query.shape)}")
     if packed.ragged is not None:
-        return _flash(query, key, value, packed.ragged, scale=scale)
+        return _flash(query, key, value, packed, packed.ragged, scale=scale)
     if query.device.type == "cpu" and value.dtype.itemsize == 2:
         with torch.autocast("cpu", enabled=False):
             wide = packed_attention(query.float(), key.float(), value.float(), packed, scale=scale, last=last)
@@ -169,20 +206,29 @@ def _gathered(
     return rows.index_select(0, step.order).transpose(0, 1)[None]
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged, *, scale: float | None) -> Tensor:
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, packed: Packing, ragged: Ragged, *, scale: float | None
+) -> Tensor:
     """One call for everything; a mask that is causal from the end of the keys is just what a rest needs."""
-    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
+    from torch.nn.attention.varlen import varlen_attn
 
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    mixed: Tensor = flash_attn_varlen_func(
-        queries.to(values.dtype),
+    attend: Callable[..., Any] = varlen_attn
+    if "enable_gqa" in signature(varlen_attn).parameters:
+        attend = partial(attend, enable_gqa=True)
+    else:  # PyTorch 2.11's
+        groups = queries.size(1) // keys.size(1)
+        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    mixed: Tensor = attend(
+        queries[: packed.tokens].to(values.dtype),
         keys.to(values.dtype).index_select(0, ragged.keys),
         values.index_select(0, ragged.keys),
         ragged.query_bounds,
         ragged.key_bounds,
         ragged.longest_query,
         ragged.longest_key,
-        softmax_scale=scale,
-        causal=True,
+        scale=scale,
+        window_size=(-1, 0),
     )
+    mixed = F.pad(mixed, (0, 0, 0, 0, 0, len(queries) - packed.tokens))
     return mixed.transpose(0, 1)[None]

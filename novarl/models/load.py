@@ -82,7 +82,7 @@ def load(
     if dtype not in COMPUTE_DTYPES:
         raise NovaError(f"unknown dtype '{dtype}'", where="dtype", fix=f"one of {', '.join(COMPUTE_DTYPES)}")
     compute_dtype, device = COMPUTE_DTYPES[dtype], torch.device(device)
-    kernel = choose_kernel(attn, device, compute_dtype)
+    choose_kernel(attn, device, compute_dtype)  # what cannot run is refused before anything is read
     stored = torch.float64 if compute_dtype is torch.float64 else torch.float32
     if name in tiny.SIZES:
         decoder, tokenizer = tiny.build(name, seed, tied=tied)
@@ -96,12 +96,15 @@ def load(
             if policy.padded_because is not None and attn not in ("auto", "sdpa"):
                 reason = f"it runs through its own attention, padded ({policy.padded_because})"
                 raise NovaError(f"{name} takes no other: {reason}", where=f"attn={attn}", fix="attn=auto")
-            policy.model.packed_kernel = kernel  # type: ignore[assignment]
+            size = _head_size(policy.model.config)
+            policy.model.packed_kernel = choose_kernel(  # type: ignore[assignment]
+                attn, device, compute_dtype, head_size=size
+            )
             return policy
         decoder, tokenizer = _read_decoder(Path(name)), ByteTokenizer()
         stated = _read_json(Path(name, "generation_config.json")).get("eos_token_id")
     decoder.model.gradient_checkpointing = gradient_checkpointing
-    decoder.packed_kernel = kernel
+    decoder.packed_kernel = choose_kernel(attn, device, compute_dtype, head_size=decoder.config.head_dim)
     return Policy(
         model=decoder.to(device=device, dtype=stored).eval(),
         tokenizer=tokenizer,
@@ -152,6 +155,14 @@ def _load_pretrained(
         padded_because=obstacle,
         context_because=because,
     )
+
+
+def _head_size(config: Any) -> int | None:
+    """Of one attention head, as configurations of transformers state it."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    hidden, heads = (getattr(text, name, None) for name in ("hidden_size", "num_attention_heads"))
+    stated: int | None = getattr(text, "head_dim", None)
+    return stated or (hidden // heads if hidden and heads else None)
 
 
 def _eos_ids(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:

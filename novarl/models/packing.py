@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kernel = Literal["sdpa", "flash", "eager"]
-"""What computes packed attention: PyTorch's, flash-attn's for ragged sequences, or a softmax anyone can read."""
+"""What computes packed attention: PyTorch's scaled dot-product, its flash attention for ragged sequences, or a softmax
+anyone can read."""
 
 CALL = 4096
 """What one more call of attention costs, in pairs of a query and a key."""

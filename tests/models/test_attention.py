@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import varlen
 
 from novarl.core.errors import NovaError
 from novarl.models import attention, packing
@@ -31,27 +31,45 @@ FORKED = [Group(9, (Rest(1, 4), Rest(0, 7, 4), Rest(2, 7, 7), Rest(4, 5, 2), Res
 """Of the first group's rests two begin another, one of them being equal to it; one forks off after two tokens."""
 
 
-def flash_attn_varlen_func(
+def ragged_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    query_bounds: Tensor,
-    key_bounds: Tensor,
-    longest_query: int,
-    longest_key: int,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
     *,
-    softmax_scale: float | None,
-    causal: bool,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
 ) -> Tensor:
-    """What flash-attn documents: causal from the end of each piece's keys."""
-    assert query_bounds.dtype == key_bounds.dtype == torch.int32 and causal
-    assert longest_query == query_bounds.diff().max() and longest_key == key_bounds.diff().max()
+    """What PyTorch 2.11 documents, and flash attention of its mask: causal from the end of each piece's keys."""
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32 and window_size == (-1, 0)
+    assert max_q == cu_seq_q.diff().max() and max_k == cu_seq_k.diff().max()
+    assert query.size(1) == key.size(1) == value.size(1) and query.dtype == key.dtype == value.dtype
+    assert len(query) == cu_seq_q[-1] and len(key) == len(value) == cu_seq_k[-1]
     found = []
-    for (a, b), (c, d) in zip(pairwise(query_bounds.tolist()), pairwise(key_bounds.tolist()), strict=True):
+    for (a, b), (c, d) in zip(pairwise(cu_seq_q.tolist()), pairwise(cu_seq_k.tolist()), strict=True):
         mask = torch.ones(b - a, d - c, dtype=torch.bool).tril(d - c - (b - a))
         q, k, v = (x.transpose(0, 1)[None] for x in (query[a:b], key[c:d], value[c:d]))
-        found.append(attention.plain_attention(q, k, v, mask, scale=softmax_scale)[0].transpose(0, 1))
+        found.append(attention.plain_attention(q, k, v, mask, scale=scale)[0].transpose(0, 1))
     return torch.cat(found)
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, *rest: Any, enable_gqa: bool, **options: Any
+) -> Tensor:
+    """What later ones document."""
+    assert enable_gqa and query.size(1) > key.size(1) == value.size(1)
+    groups = query.size(1) // key.size(1)
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    return ragged_attention(query, key, value, *rest, **options)
+
+
+@pytest.fixture(params=[ragged_attention, grouped_attention], ids=["PyTorch 2.11's", "PyTorch 2.13's"])
+def flash(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU there is no flash attention for ragged sequences."""
+    monkeypatch.setattr(varlen, "varlen_attn", request.param)
 
 
 @pytest.mark.parametrize("kernel", ["flash", "eager"])
@@ -59,11 +77,9 @@ def flash_attn_varlen_func(
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("short", [0, packing.SHORT])
 def test_every_kernel_gives_the_same(
-    kernel: Kernel, scale: float | None, groups: list[Group], short: int, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, scale: float | None, groups: list[Group], short: int, flash: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "SHORT", short)
-    fake = SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
-    monkeypatch.setitem(sys.modules, "flash_attn", fake)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
     tokens = sum(group.tokens for group in groups)
     shapes = ((1, 4, tokens, 8), (1, 2, tokens, 8), (1, 2, tokens, 8))
@@ -112,17 +128,57 @@ def test_short_neighbours_are_one_call() -> None:
 def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_kernel("auto", CPU, torch.bfloat16) == "sdpa"
     assert choose_kernel("eager", CPU, torch.float64) == "eager"
-    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype: None)
     assert choose_kernel("auto", CUDA, torch.bfloat16) == "flash"
-    assert choose_kernel("auto", CUDA, torch.float32) == "sdpa", "flash-attn knows 16-bit types alone"
+    assert choose_kernel("auto", CUDA, torch.bfloat16, head_size=64) == "flash"
+    assert choose_kernel("auto", CUDA, torch.bfloat16, head_size=320) == "sdpa"
+    assert choose_kernel("auto", CUDA, torch.float32) == "sdpa", "flash attention knows 16-bit types alone"
+    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype: "no kernel image")
+    assert choose_kernel("auto", CUDA, torch.bfloat16) == "sdpa"
+
+
+def test_flash_is_believed_once_it_gives_what_a_softmax_does(flash: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = attention._fault_of_flash.__wrapped__
+    assert tried(CPU, torch.bfloat16) is None
+    right = varlen.varlen_attn
+
+    def raising(*arguments: Any, **options: Any) -> Tensor:
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.\nmore")
+
+    def from_the_start(query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, *rest: Any) -> Tensor:
+        """The other way to read "causal" where there are fewer queries than keys."""
+        places = torch.cat([torch.arange(c, c + b - a) for (a, b), c in zip(pairwise(queries), keys, strict=False)])
+        return ragged_attention(
+            query, key[places], value[places], queries, queries, rest[0], rest[0], window_size=(-1, 0)
+        )
+
+    def without_gradients(*arguments: Any, **options: Any) -> Tensor:
+        return right(*arguments, **options).detach().requires_grad_()
+
+    monkeypatch.setattr(varlen, "varlen_attn", raising)
+    assert tried(CPU, torch.bfloat16) == "FlashAttention only supports Ampere GPUs or newer."
+    monkeypatch.setattr(varlen, "varlen_attn", lambda *a, scale, window_size: from_the_start(*a))
+    said = tried(CPU, torch.bfloat16)
+    assert said is not None and said.startswith("it is off by a relative ")
+    monkeypatch.setattr(varlen, "varlen_attn", without_gradients)
+    assert tried(CPU, torch.bfloat16) is not None
+
+
+def test_flash_gives_0_for_what_only_pads(flash: None) -> None:
+    tokens = sum(each.tokens for each in GROUPS)
+    drawn = [torch.randn(1, heads, tokens + 5, 8, generator=torch.Generator().manual_seed(1)) for heads in (4, 2, 2)]
+    found = packed_attention(*drawn, packing_of(GROUPS, CPU, "flash"))
+    assert found.shape == drawn[0].shape and not found[:, :, tokens:].any() and found[:, :, :tokens].any()
 
 
 def test_flash_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NovaError, match="runs on CUDA in bfloat16, not on cpu in float32"):
         choose_kernel("flash", CPU, torch.float32)
-    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(NovaError, match="flash-attn is not installed"):
+    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype: "no kernel image")
+    with pytest.raises(NovaError, match="flash attention does not run on this GPU: no kernel image"):
         choose_kernel("flash", CUDA, torch.bfloat16)
+    with pytest.raises(NovaError, match="heads of 8, 16, 24 to 256 numbers, and this model's have 12"):
+        choose_kernel("flash", CUDA, torch.bfloat16, head_size=12)
     with pytest.raises(NovaError, match="unknown attention 'fast'"):
         choose_kernel("fast", CPU, torch.float32)
 

@@ -15,7 +15,7 @@ from novarl.build.lora import adapt, adapter_state, keep_base
 from novarl.build.machine import start
 from novarl.build.pair_rows import Answers, preference_rows, recall_reference, record_reference
 from novarl.build.preference_plan import PreferencePlan
-from novarl.build.rows import Rows
+from novarl.build.rows import Rows, subject
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
 from novarl.build.weights import fingerprint, read_policy
@@ -208,7 +208,7 @@ def _drive(
     except Stopped:
         status = "stopped"
     entries: dict[str, Any] = {"status": status, "command": config.kind, "task": config.task, "loss": plan.loss}
-    entries |= {"lr": plan.lr, "steps": state.step, "updates": state.update}
+    entries |= {"lr": plan.lr, "steps": state.step, "updates": state.update, **subject(config)}
     return finish(session, {**entries, **{name: session.facts.get(name) for name in ("rows", "before", "after")}})
 
 

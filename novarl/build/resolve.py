@@ -85,7 +85,7 @@ def resolve_rl(config: RLConfig) -> RLPlan:
         correction = "token"
     objectives = set(config.multi_objective.objectives) if config.multi_objective.enabled else set()
     split = config.vine.split if config.vine.split is not None else task.split if task else DATA_SPLIT
-    lr = config.optim.lr or _rl_rate(config.model, task)
+    lr = config.optim.lr or usual_lr(config.model, task)
     return RLPlan(
         algorithm=algorithm,
         task=task,
@@ -161,7 +161,8 @@ def _check_objectives(config: RLConfig, task: Task | None) -> None:
             )
 
 
-def _rl_rate(model: str, task: Task | None) -> float:
+def usual_lr(model: str, task: Task | None) -> float:
+    """The learning rate of a policy where none is given."""
     if not is_small(model):
         return LARGE_RL_LR
     return task.rl_lr if task else SMALL_RL_LR

@@ -16,7 +16,7 @@ from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base, 
 from novarl.build.machine import check_overlap, divided_threads, start
 from novarl.build.play import FarSampler, Play
 from novarl.build.references import named_reference
-from novarl.build.resolve import RLPlan, other_algorithm, resolve_rl
+from novarl.build.resolve import RLPlan, other_algorithm, resolve_rl, usual_lr
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.rows import Rows, demonstrations, longest_sequence, raw, rl_rows
 from novarl.build.sampling import Sampler, training_sampler
@@ -44,6 +44,9 @@ from novarl.loops.stale import stale
 from novarl.loops.state import LoopState
 from novarl.models.forward import kernel_of, modules_of
 from novarl.models.load import Policy, save
+from novarl.observe.diagnosis import findings
+from novarl.observe.sinks.jsonl import read_metrics
+from novarl.observe.summary import rose
 from novarl.rewards.compose import RewardSet
 
 WARMUP_BATCH = 64
@@ -274,6 +277,8 @@ def _drive(run: Online) -> dict[str, Any]:
             "task": run.config.task,
             "algo": run.config.algo,
             "lr": run.plan.lr,
+            "usual_lr": usual_lr(run.config.model, run.plan.task),
+            "entropy_coef": run.config.entropy.coef,
             "other_algo": other_algorithm(run.config),
             "steps": state.step,
             "updates": state.update,
@@ -281,8 +286,21 @@ def _drive(run: Online) -> dict[str, Any]:
             "rollouts": session.facts.get("rollouts"),
             "before": session.facts.get("before"),
             "after": session.facts.get("after"),
+            "findings": _findings(run),
         },
     )
+
+
+def _findings(run: Online) -> list[dict[str, str]]:
+    """What stands out in the run's metrics, from its first step on."""
+    session = run.session
+    if session.ranks.rank > 0:
+        return []
+    session.bus.flush()
+    log = session.rundir.path / "metrics.jsonl"
+    records = [record for record in read_metrics(log) if record.get("phase") == "rl"] if log.exists() else []
+    improved = rose(session.facts.get("before"), session.facts.get("after"))
+    return [finding._asdict() for finding in findings(records, improved=improved)]
 
 
 def _loop(run: Online, state: LoopState, stages: Stages) -> Iterator[Record]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import EvalConfig, RLConfig, SFTConfig
 from novarl.core.bus import Bus
 from novarl.core.errors import NovaError
@@ -60,6 +62,13 @@ class Rows(Generic[T]):
         """An event for each row that could not be used."""
         for row in self.bad:
             bus.event("bad_row", where=row.where, field=row.field, reason=row.reason)
+
+
+def subject(config: SFTConfig | DPOConfig | RMConfig) -> dict[str, str | None]:
+    """The words that give another command the rows and the model of this run, for a summary's advice."""
+    named = [(name, getattr(config, name)) for name in ("data", "prompt_key", "messages_key")]
+    words = " ".join(f"{name}={shlex.quote(value)}" for name, value in named if value is not None)
+    return {"data": words or None, "base": shlex.quote(config.model)}
 
 
 def raw(rows: Iterable[Mapping[str, Any]]) -> list[RawRow]:

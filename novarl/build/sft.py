@@ -12,7 +12,7 @@ from novarl.build.judge import SHOWN, Judge, write_samples
 from novarl.build.lora import adapt, adapter_state, keep_base
 from novarl.build.machine import start
 from novarl.build.resolve import SFTPlan, resolve_sft
-from novarl.build.rows import Rows, raw, sft_rows
+from novarl.build.rows import Rows, raw, sft_rows, subject
 from novarl.build.sampling import greedy_sampler
 from novarl.build.session import Interrupts, Opened, Session, Stopped, open_run
 from novarl.build.sinks import finish, open_sinks
@@ -163,7 +163,7 @@ def _drive(
     except Stopped:
         status = "stopped"
     entries = {"status": status, "command": "sft", "task": config.task, "lr": plan.lr}
-    entries |= {"steps": state.step, "updates": state.update}
+    entries |= {"steps": state.step, "updates": state.update, **subject(config)}
     return finish(session, {**entries, **{name: session.facts.get(name) for name in ("rows", "before", "after")}})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,8 +35,9 @@ def render_summary(summary: Mapping[str, Any]) -> str:
 
     Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `before` and
     `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `lr`, `paths` (name: path) and `status` ("done", "stopped",
-    "unsaved"); what is missing is left out. `command`, `task` and `other_algo` (an algorithm that the same settings go
-    with) shape the words.
+    "unsaved"); what is missing is left out. `findings` (`sign`, `said`: `observe.diagnosis`) are what stands out.
+    `command`, `task`, `data` and `base` (words that name the rows and the model), `usual_lr` (the default) and
+    `other_algo` (an algorithm that the same settings go with) shape the words.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
     good = FELL if _fell(summary.get("before"), summary.get("after")) else f"{what} completed successfully!"
@@ -57,6 +59,9 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     lines += [
         f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in _paths(summary).items()
     ]
+    if signs := summary.get("findings"):
+        lines += ["", "What stands out:"]
+        lines += [f"  {line}" for sign in signs for line in textwrap.wrap(sign["said"], 78, subsequent_indent="  ")]
     if advice := next_steps(summary):
         lines += ["", "What to try next:"]
         lines += [line for command, why in advice for line in (f"  {command}", f"      {why}")]
@@ -68,7 +73,9 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     paths = _paths(summary)
     command, task = summary.get("command", "rl"), summary.get("task")
     run, model = paths.get("run_dir", "runs/latest"), paths.get("model")
-    subject = f"task={task}" if task else "data=rows.jsonl"
+    subject = f"task={task}" if task else summary.get("data") or "data=rows.jsonl"
+    base = f" model={summary['base']}" if summary.get("base") else ""
+    signs = {finding["sign"] for finding in summary.get("findings") or ()}
     advice = []
     if summary.get("status") in ENDS:
         advice.append(
@@ -84,6 +91,10 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rollouts = summary.get("rollouts") or {}
     if rollouts.get("failed"):
         advice.append((f"grep failed_rollout {run}/events.jsonl", "why rollouts failed: each with its error"))
+    if _fell(summary.get("before"), summary.get("after")) and "best" in paths and command != "rm":
+        advice.append((f"novarl sample model={paths['best']}", "the checkpoint whose held-out score was best"))
+    if smaller := _smaller_steps(summary, signs, f"novarl {command} {run}/config.yaml run_dir=null"):
+        advice.append(smaller)
     if rollouts.get("flat"):
         flat = "in the last step no group had rewards that differ"
         if "rollouts" in paths:
@@ -91,7 +102,7 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         else:
             again = f"novarl {command} {run}/config.yaml run_dir=null log.rollouts_every=1"
             advice.append((again, f"{flat}: have the answers written, and see them"))
-    elif _within_noise(summary.get("before"), summary.get("after")):
+    elif _within_noise(summary.get("before"), summary.get("after")) and not signs:
         longer = 2 * summary["steps"] if "steps" in summary else "…"
         advice.append(
             (
@@ -99,15 +110,11 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
                 "the intervals overlap: this may be chance, so train longer",
             )
         )
-    if _fell(summary.get("before"), summary.get("after")):
-        if "best" in paths and command != "rm":
-            advice.append((f"novarl sample model={paths['best']}", "the checkpoint whose held-out score was best"))
-        if lr := summary.get("lr"):
-            gentler = f"novarl {command} {run}/config.yaml run_dir=null optim.lr={lr / 3:.1g}"
-            advice.append((gentler, "the score fell: smaller steps, about a third of this run's"))
     if command == "rm":
         if summary.get("loss") in ("bt", "bce"):
-            advice.append((f"novarl rl {subject} reward=model:{run}", "reinforcement learning on what it prefers"))
+            advice.append(
+                (f"novarl rl {subject}{base} reward=model:{run}", "reinforcement learning on what it prefers")
+            )
     elif model:
         advice.append((f"novarl sample model={model}", "talk to the model"))
     if command == "sft" and model:
@@ -125,6 +132,19 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "tensorboard" in paths:
         advice.append((f"tensorboard --logdir {paths['tensorboard']}", "every metric as a curve in the browser"))
     return advice
+
+
+def _smaller_steps(summary: Mapping[str, Any], signs: set[str], again: str) -> tuple[str, str] | None:
+    """(command, why) where updates, or what else the loss holds, were too much for the policy."""
+    fell = _fell(summary.get("before"), summary.get("after"))
+    if "unsure" in signs and summary.get("entropy_coef"):
+        return f"{again} entropy.coef=0", "the entropy bonus outweighs the reward"
+    if not (lr := summary.get("lr")) or not (fell or signs & {"far", "certain"}):
+        return None
+    why, usual = "the score fell: smaller steps" if fell else "smaller steps", summary.get("usual_lr", lr)
+    if lr > 3 * usual:
+        return f"{again} optim.lr={usual:g}", f"{why}: the default, for this run's {lr:g}"
+    return f"{again} optim.lr={lr / 3:.1g}", f"{why}, about a third of this run's"
 
 
 def _paths(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -164,6 +184,11 @@ def _fell(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> 
     if not (before and after and before.get("interval") and after.get("interval")):
         return False
     return bool(after["interval"][1] < before["interval"][0])
+
+
+def rose(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
+    """Whether the interval after lies wholly above that before."""
+    return _fell(after, before)
 
 
 def _within_noise(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:

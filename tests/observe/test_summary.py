@@ -137,3 +137,38 @@ def test_advice_names_only_what_was_written() -> None:
     flat = {"sampled": 64, "failed": 0, "flat": True}
     assert commands(rollouts=flat)[0] == "novarl rl runs/x/config.yaml run_dir=null log.rollouts_every=1"
     assert "What to try next" not in render_summary({"command": "eval"})
+
+
+def test_what_stands_out_is_said_and_nobody_is_told_to_train_longer() -> None:
+    dead = FULL | {
+        "after": {"score": 0.06, "interval": [0.04, 0.09], "n": 500},
+        "findings": [{"sign": "certain", "said": "entropy went from 2 to 0.01 nats a token, and " + "so on " * 20}],
+        "lr": 1e-3,
+        "usual_lr": 5e-4,
+    }
+    page = render_summary(dead)
+    assert "What stands out:\n  entropy went from 2" in page and "resume=auto" not in page
+    assert max(map(len, page.splitlines())) <= 80
+    assert next_steps(dead)[0] == (
+        "novarl rl runs/x/config.yaml run_dir=null optim.lr=0.0003",
+        "smaller steps, about a third of this run's",
+    )
+    fast = dead | {"lr": 0.5, "findings": [{"sign": "far", "said": "far"}]}
+    assert next_steps(fast)[0][0].endswith("optim.lr=0.0005")
+    loud = dead | {"entropy_coef": 2.0, "findings": [{"sign": "unsure", "said": "apart"}]}
+    assert next_steps(loud)[0][0].endswith("entropy.coef=0")
+
+
+def test_the_next_command_names_the_rows_and_the_model_of_this_one() -> None:
+    trained = {"command": "sft", "data": "data=chat.jsonl prompt_key=question", "paths": {"model": "runs/x/m"}}
+    (after,) = (command for command, _ in next_steps(trained) if command.startswith("novarl rl"))
+    assert after == "novarl rl data=chat.jsonl prompt_key=question reward=mine.py:reward_fn model=runs/x/m"
+    judged = {
+        "command": "rm",
+        "loss": "bt",
+        "data": "data=pairs.jsonl",
+        "base": "small",
+        "paths": {"run_dir": "runs/y"},
+    }
+    (after,) = (command for command, _ in next_steps(judged) if command.startswith("novarl rl"))
+    assert after == "novarl rl data=pairs.jsonl model=small reward=model:runs/y"

@@ -153,7 +153,8 @@ def _check_objectives(config: RLConfig, task: Task | None) -> None:
         rewards = tuple(task.rewards()) if task is not None and config.rollout.env_path is None else ("reward",)
     known = tuple(dict.fromkeys((*rewards, "reward", *MEASURED)))
     for name in section.objectives:
-        if name not in known:
+        whole, _, part = name.partition("/")
+        if name not in known and not (part and whole in rewards):  # which parts a reward gives, only running it tells
             raise NovaError(
                 "no reward or measurement of this run has that name",
                 where=f"multi_objective.objectives.{name}",

@@ -189,6 +189,7 @@ class Session:
     snapshot: Snapshot = dict
     prefix: str = "step"
     stopped_after: str | None = None
+    set_aside: str = ""
 
     def begin(
         self, opened: Opened, state: Mapping[str, Any] | None, manifest: Mapping[str, Any], config_text: str
@@ -201,7 +202,10 @@ class Session:
         self.ranks.wait()  # until all have looked at the directory: a late rank would find this very run in it
         if self.ranks.rank == 0:
             self.rundir.create()
-            if state is not None:
+            if state is not None and opened.checkpoint is not None:
+                if aside := self.checkpoints.abandon(opened.checkpoint.order):
+                    what = f"resuming from {opened.checkpoint.path.name}, so later checkpoints are set aside"
+                    self.set_aside = f"{what}: {', '.join(sorted(aside))}"
                 self.rundir.cut_logs(state["logs"])
             else:
                 self.rundir.clear_logs()
@@ -212,7 +216,7 @@ class Session:
     def announce(self, notes: Sequence[str], **about: Any) -> None:
         """Say that the run begins, or goes on, and what should be known of it: the first that its sinks hear of."""
         self.bus.event("start", run_dir=str(self.rundir.path), **about)
-        for note in notes:
+        for note in (*notes, *([self.set_aside] if self.set_aside else [])):
             self.bus.event("alert", message=note)
 
     def enter(self, name: str, snapshot: Snapshot, *, prefix: str, steps: int, done: int) -> None:

@@ -10,6 +10,7 @@ or read.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -61,6 +62,9 @@ class Disk:
 
 
 DISK = Disk()
+
+ASIDE = "abandoned-"
+"""How the names of checkpoints begin whose branch a run has left by resuming from an earlier one."""
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -180,8 +184,30 @@ class Checkpoints:
         return [
             path
             for path in self.folder.iterdir()
-            if path.is_dir() and not (path.is_symlink() or path.name.startswith("."))
+            if path.is_dir() and not (path.is_symlink() or path.name.startswith((".", ASIDE)))
         ]
+
+    def abandon(self, after: int) -> list[str]:
+        """Set aside the whole checkpoints of a later order than `after`, from before which the run now goes on another
+        way: under names of their own, with which nothing resumes. Returns those names.
+
+        The latest go first, so that whoever interrupts this resumes from what the run's logs still hold.
+        """
+        later = sorted((order, path) for path in self._folders() if (order := _order(path) or 0) > after)
+        whole = [path for _, path in reversed(later) if damage(path) is None]  # what is torn its next save replaces
+        aside = []
+        for path in whole:
+            names = (f"{ASIDE}{number}-{path.name}" for number in itertools.count(1))
+            aside.append(next(name for name in names if not (self.folder / name).exists()))
+            DISK.rename(path, self.folder / aside[-1])
+        if aside:
+            newest, _ = self.find()
+            if newest is not None:
+                self._point("latest", newest.path.name)
+            if (self.folder / "best").is_symlink() and not (self.folder / "best").exists():
+                (self.folder / "best").unlink()
+            DISK.sync(self.folder)
+        return aside
 
     def find(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest whole checkpoint, or None, and why each newer one was passed over."""

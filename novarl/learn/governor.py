@@ -99,7 +99,14 @@ class Governor:
     def _column(self, name: str, batch: Batch, scores: Scores) -> Tensor:
         """What each trajectory [R] reaches in one objective."""
         if name in batch.reward_names:
-            return batch.rewards[:, batch.reward_names.index(name)]
+            found = batch.rewards[:, batch.reward_names.index(name)]
+            if bool(found[~batch.baseline].isnan().any()):
+                raise NovaError(
+                    "some rollouts of the step have no number of that name",
+                    where=f"multi_objective.objectives.{name}",
+                    fix="let the reward give every part for every rollout",
+                )
+            return found
         if name == "reward":
             return batch.reward
         if name not in DERIVED:

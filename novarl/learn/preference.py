@@ -184,7 +184,8 @@ def reference_sums(batch: Batch) -> Tensor:
 
 def check_reference(batch: Batch) -> None:
     """ValueError where no reference is recorded: zeros would pass for a reference that is certain of everything."""
-    if not bool(batch.behavior_logp.any()):
+    recorded = batch.version[batch.mask] >= 0
+    if len(recorded) and not bool(recorded.any()):
         raise ValueError("the batch holds no log-probabilities of a reference: its rows need with_reference")
 
 
@@ -262,11 +263,16 @@ def with_reference(rows: Seq[Row], logprobs: Callable[[Batch], Tensor]) -> list[
         slab = sides[start : start + SLAB]
         batch = pack_sequences(slab)
         columns = logprobs(batch).cpu().split(batch.cu_seqlens.diff().tolist())
-        recorded += [
-            replace(side, behavior_logp=tuple(column.tolist())) for side, column in zip(slab, columns, strict=True)
-        ]
+        recorded += [_recorded(side, column) for side, column in zip(slab, columns, strict=True)]
     done = iter(recorded)
     return [_with_sides(row, [next(done) for _ in _sides(row)]) for row in rows]
+
+
+def _recorded(side: Sequence, logp: Tensor) -> Sequence:
+    """Trained tokens are then of version 0, the weights before training: a certain token's log-probability is 0, as it
+    is where none is known."""
+    versions = tuple(0 if trained else version for trained, version in zip(side.mask, side.versions, strict=True))
+    return replace(side, behavior_logp=tuple(logp.tolist()), versions=versions)
 
 
 def _sides(row: Pair | Labelled) -> tuple[Sequence, ...]:

@@ -40,8 +40,11 @@ class Admission:
         if not any(item.rollout.role == "train" for item in kept):
             errors = (item.error for item in scored if item.error)
             first = next(errors, "no rollout was sampled").partition("\n")[0]  # a traceback may follow it
+            what = "the reward failed for every rollout of the step"
+            if any(item.reward is not None and item.rollout.role == "train" for item in scored):
+                what = "no prompt of the step has a reward both for an answer and for its greedy one, the baseline"
             raise NovaError(
-                f"the reward failed for every rollout of the step: {first}",
+                f"{what}: {first}",
                 where="reward",
                 fix="mend the reward function; the run's events.jsonl has every traceback",
             )

@@ -64,6 +64,7 @@ class Stages:
 
 def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
     """Run until `steps` steps are done, yielding after every optimiser update."""
+    state.ahead = None  # sampled by a run that did so one step ahead, and goes on in turn
     while state.step < steps:
         if state.pending is None:
             stages.publish(state.update)

@@ -120,6 +120,19 @@ def test_a_finished_run_that_is_resumed_ends_at_once_and_more_steps_go_on(words:
     assert summary(folder / "run")["steps"] == 2 and metrics(folder / "run")[-1]["step"] == 2
 
 
+def test_a_run_that_went_back_goes_on_from_its_new_branch(folder: Path) -> None:
+    """With the old branch's checkpoints, of later steps, still there."""
+    words = (*COMMANDS["sft on rows"], "run_dir=run", "save_every=1", "keep=9")
+    finished(*words, "steps=5")
+    ended = finished(*words, "steps=3", "resume=run/checkpoints/step-000002", "optim.lr=1e-4")
+    assert ended.code == 0
+    (said,) = (text for event in events(folder / "run", "alert") if "set aside" in (text := event["message"]))
+    assert said.startswith("resuming from step-000002, so later checkpoints are set aside: abandoned-1-step-000003")
+    finished(*words, "steps=4", "resume=auto", "optim.lr=1e-4")
+    assert [row["step"] for row in metrics(folder / "run")] == [1, 2, 3, 4]
+    assert (folder / "run" / "checkpoints" / "latest").resolve().name == "step-000004"
+
+
 def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: Path) -> None:
     words = COMMANDS["rl on rows"]
     finished(*words, "run_dir=run")

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from novarl.build.resolve import other_algorithm, resolve_rl
+from novarl.config.load import load
 from novarl.config.tree import RLConfig
+from novarl.core.errors import NovaError
 
 COMPARED: dict[str, tuple[dict[str, Any], str | None]] = {
     "as it is": ({}, "grpo"),
@@ -25,3 +27,16 @@ def test_the_algorithm_to_compare_with_takes_the_same_settings(settings: dict[st
     assert other_algorithm(config) == other
     if other is not None:
         resolve_rl(config.model_copy(update={"algo": other}))
+
+
+def test_a_part_of_a_reward_may_be_an_objective_and_the_part_of_none_may_not() -> None:
+    rewards = ["task=sort", "reward={r: {source: mine.py:f}}", "multi_objective.enabled=true"]
+
+    def resolved(name: str) -> object:
+        objectives = f'multi_objective.objectives={{"{name}": {{direction: max}}, length: {{direction: min}}}}'
+        return resolve_rl(load(RLConfig, None, [*rewards, objectives]))
+
+    assert resolved("r/b")
+    for name in ("q/b", "r/"):
+        with pytest.raises(NovaError, match="no reward or measurement"):
+            resolved(name)

@@ -170,6 +170,29 @@ def test_keeps_the_last_k_and_the_best(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "latest") == "step-000005" and (tmp_path / "best" / "model").is_dir()
 
 
+def test_a_branch_that_is_left_is_set_aside(tmp_path: Path) -> None:
+    """Whole checkpoints after the one that a run goes on from, which would be taken for newer ones."""
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for value in (2, 5, 6):
+        save(Checkpoints(tmp_path, keep=9), value)
+    Checkpoints(tmp_path, keep=9).save("step-000005", state(5), write_model(5), order=5, best=True)
+    (tmp_path / "step-000006" / "state.json").with_name("MANIFEST").write_text("{}")  # torn
+    assert checkpoints.abandon(6) == [] and checkpoints.abandon(2) == ["abandoned-1-step-000005"]
+    assert os.readlink(tmp_path / "latest") == "step-000002" and not (tmp_path / "best").is_symlink()
+    found, _ = checkpoints.find()
+    assert found is not None and found.order == 2
+    for value in (3, 4):
+        save(checkpoints, value)
+    found, _ = checkpoints.find()
+    assert found is not None and found.order == 4
+    names = {path.name for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()}
+    assert names == {"abandoned-1-step-000005", "step-000003", "step-000004", "step-000006"}, (
+        "what is set aside takes no place"
+    )
+    save(checkpoints, 5)
+    assert checkpoints.abandon(4) == ["abandoned-2-step-000005"]
+
+
 def test_unsaveable_state_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="set"):
         Checkpoints(tmp_path, keep=1).save("x", {"a": {1, 2}}, write_model(1), order=1)

@@ -192,3 +192,15 @@ def test_it_resumes_exactly() -> None:
         lacking = make()
         lacking.load_state_dict({**part.state_dict(), name: make().state_dict()[name]})
         assert follow(lacking, range(4, 8)) != all_of_it[4:], name
+
+
+def test_a_part_that_a_rollout_lacks_is_no_number_to_weigh() -> None:
+    whole = batch("r/b")
+    of_twin, of_answer = whole.baseline.nonzero().flatten()[0], (~whole.baseline).nonzero().flatten()[0]
+    mine = governor(objectives=Objectives([Objective("r/b", "max")]))
+    whole.rewards[of_twin] = math.nan  # which is not learnt from
+    weighed, _ = mine.weigh(whole, Scores())
+    assert weighed is not None
+    whole.rewards[of_answer] = math.nan
+    with pytest.raises(NovaError, match="some rollouts of the step have no number of that name"):
+        mine.weigh(whole, Scores())

@@ -17,7 +17,14 @@ from novarl.data.pairs import Labelled, pack_pairs
 from novarl.distributed.ranks import Ranks
 from novarl.learn.optim import OptimSettings
 from novarl.learn.plan import plan
-from novarl.learn.preference import KTOLearner, PreferenceLearner, one_side, unpaired, with_reference
+from novarl.learn.preference import (
+    KTOLearner,
+    PreferenceLearner,
+    one_side,
+    reference_sums,
+    unpaired,
+    with_reference,
+)
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import Layout
 from novarl.models.transformer import Decoder
@@ -248,6 +255,13 @@ def test_a_missing_reference_is_refused_and_not_taken_for_zero() -> None:
     with pytest.raises(ValueError, match="with_reference"):
         learner(model()).update(pack_pairs(raw_pairs(), dtype=torch.float64))
     learner(model(), "simpo").update(pack_pairs(raw_pairs(), dtype=torch.float64))
+
+
+def test_a_reference_that_is_certain_of_everything_is_one() -> None:
+    """A certain token's log-probability is 0, as it is where none is known."""
+    certain = with_reference(raw_pairs(), lambda batch: torch.zeros_like(batch.behavior_logp))
+    batch = pack_pairs(certain, dtype=torch.float64)
+    assert not batch.behavior_logp.any() and not reference_sums(batch).any()
 
 
 def test_strangers_are_the_next_other_prompts_answers_to_ones_own() -> None:

@@ -267,7 +267,7 @@ def test_what_a_loss_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="no centring"):
         RewardModelLearner(of, HeadScorer(of), loss="bce", centring=0.1, **settings)
     with pytest.raises(ValueError, match="with_reference"):
-        bare = [replace(row.chosen, behavior_logp=(0.0,) * len(row.chosen.tokens)) for row in unpaired(rows())]
+        bare = [replace(row.chosen, versions=(-1,) * len(row.chosen.tokens)) for row in unpaired(rows())]
         learner(of, "implicit_ce").update(
             pack_labelled([replace(row, sequence=side) for row, side in zip(rows(), bare, strict=True)])
         )

@@ -86,7 +86,7 @@ def test_a_group_without_its_greedy_twin_is_not_admitted() -> None:
 def test_every_twin_failed() -> None:
     """There is no baseline for anything: the run must not go on with NaN."""
     items = group(0, VARIED, twin=None) + group(1, FLAT, twin=None)
-    with pytest.raises(NovaError, match="the reward failed"):
+    with pytest.raises(NovaError, match="no prompt of the step has a reward both for an answer and for its greedy one"):
         Admission(needs_twin=True).keep(items, 2)
 
 

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -32,8 +33,9 @@ from novarl.core.types import Prompt, Scored
 from novarl.distributed.ranks import Ranks
 from novarl.learn.scorer import Scorer
 from novarl.loops import online as online_module
-from novarl.loops.online import online
+from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
+from novarl.loops.state import LoopState
 from novarl.models.load import load, save
 from tests.build.harness import QUIET, deterministic_metrics, finished, novarl, weights
 from tests.invariance.sharp import sampler, score, sharp_policy
@@ -202,6 +204,12 @@ def test_every_yield_is_resumable(tmp_path: Path, undisturbed: Trace) -> None:
     forgotten = saved[1].load()
     forgotten["loop"]["ahead"] = None
     assert not equal(resumed(saved[1], forgotten), whole[2:]), "a rollout sampled anew would not be noticed"
+
+
+def test_what_was_sampled_ahead_is_not_learnt_from_by_a_run_that_goes_on_in_turn() -> None:
+    """Nor, later, by one that samples ahead again: it would be as old as the steps between."""
+    state = LoopState(ahead=Future())
+    assert list(online(state, cast(Stages, None), steps=0)) == [] and state.ahead is None
 
 
 def test_an_error_of_either_side_ends_the_loop() -> None:

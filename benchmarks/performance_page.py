@@ -17,16 +17,17 @@ DIGITS = {"memory_mb": 0, "tokens_per_second": 0, "tokens": 0, "steps": 0}
 ABOUT = """\
 Each side runs in a process of its own, in turn with the others, from the same weights file, prompts, hyper-parameters
 and data order; the first step is left out except in W9. A value is a ratio of medians over the rounds, its interval a
-95 % bootstrap over rounds. Times are wall clock between steps, seen from outside. Memory is the most that process and
-children held in RAM, above what they held when training began; on a GPU the most that tensors took there. TRL runs
-without gradient checkpointing, with sdpa, and in float32 where a side does not say bf16. "best" is the fastest of the
-named ways to split its batch; those more than a quarter behind in the first round drop out. `MKL_CBWR`, which exact
-bits need, is set for us and not for it. Answers are noise of the model's length law; their lengths are shown. The
-commit under a section is that of our side; none: a working tree without one. From b6bed3c on we run, as the peers do,
-in a virtualenv with what users install: transformers imports what else it finds. From ada739d on what the machine can
-do is measured before and after each round, whose floor is that of the better of the two. From e68ef5b on no weight of
-the models is 0: such became denormals in both sides' updates, which some processors multiply slowly; and in W2 ours has
-micro.max_tokens=1024, before 512."""
+95 % bootstrap over rounds. Speed is TRL's seconds a step over ours; where steps hold unlike many tokens (W5), its
+seconds a token; in W7 our tokens a second over others'. Times are wall clock between steps, seen from outside. Memory
+is the most that process and children held in RAM, above what they held when training began; on a GPU the most that
+tensors took there. TRL runs without gradient checkpointing, with sdpa, and in float32 where a side does not say bf16.
+"best" is the fastest of the named ways to split its batch; those more than a quarter behind in the first round drop
+out. `MKL_CBWR`, which exact bits need, is set for us and not for it. Answers are noise of the model's length law; their
+lengths are shown. The commit under a section is that of our side; none: a working tree without one. From b6bed3c on we
+run, as the peers do, in a virtualenv with what users install: transformers imports what else it finds. From ada739d on
+what the machine can do is measured before and after each round, whose floor is that of the better of the two. From
+e68ef5b on no weight of the models is 0: such became denormals in both sides' updates, which some processors multiply
+slowly; and in W2 ours has micro.max_tokens=1024, before 512."""
 
 
 def load(page: str) -> dict[str, Any]:
@@ -91,11 +92,12 @@ def _goal(name: str, found: Mapping[str, Any]) -> list[object]:
     if found["met"] is None:
         return [name, "-", "-", said, f"cannot be shown here: {found['why']}"]
     low, high = found["interval"]
+    between = f"{low:.3g} to {high:.3g}" if high > low else "-"  # of one round
     met = "yes" if found["met"] else "**NO**"
     # A goal that is missed by a hair should not look like one that is met.
     value, goal = found["value"], found["goal"]
     digits = next((digits for digits in (3, 4, 5) if f"{value:.{digits}g}" != f"{goal:.{digits}g}"), 3)
-    return [name, f"**{value:.{digits}g}**", f"{low:.3g} to {high:.3g}", said, met]
+    return [name, f"**{value:.{digits}g}**", between, said, met]
 
 
 def _out_of_reach(found: Mapping[str, Any]) -> bool:

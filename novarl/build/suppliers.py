@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from novarl.build.weights import optim_settings
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
-from novarl.core.types import Completion, Rollout, Sampling
+from novarl.core.types import Completion, Rollout, Sampling, Sequence as TokenSequence
+from novarl.envs.episode import UNSAMPLED
 from novarl.learn.critic import Critic, CriticSettings, SharedCritic, ValueScorer
 from novarl.learn.policy import SharedValue
 from novarl.learn.prime import PrimeSettings, ProcessRewards
@@ -121,13 +122,23 @@ class Continue:
         return [rollout for rollout, _ in done], spent
 
     def _rollout(self, number: int, state: State, index: int, completion: Completion) -> Rollout:
-        """The whole answer, as a reward sees it; never trained on, so it has no sequences."""
-        text = self.tokenizer.decode([*state.answer, *completion.tokens], skip_special_tokens=True)
+        """The whole answer, as a reward sees it: of its tokens all are the policy's, those that the state has too."""
+        asked, answer = state.prompt.tokens, (*state.answer, *completion.tokens)
+        text = self.tokenizer.decode(answer, skip_special_tokens=True)
+        # It is never trained on: how likely its tokens were, and by which weights, nobody reads.
+        zeros = (0.0,) * (len(asked) + len(answer))
+        sequence = TokenSequence(
+            tokens=(*asked, *answer),
+            mask=(*(False for _ in asked), *(True for _ in answer)),
+            behavior_logp=zeros,
+            kept_logmass=zeros,
+            versions=(UNSAMPLED,) * len(zeros),
+        )
         return Rollout(
             prompt=state.prompt,
             group=number,
             index=index,
-            sequences=(),
+            sequences=(sequence,),
             messages=(*state.prompt.messages, {"role": "assistant", "content": text}),
             text=text,
             status="truncated" if completion.finish_reason == "length" else "done",

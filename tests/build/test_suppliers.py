@@ -1,0 +1,76 @@
+"""Continuations of an answer as a reward sees them: whole answers, in text and in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from novarl.build.judge import Judge
+from novarl.build.suppliers import Continue
+from novarl.core.types import Completion, Prompt, Sampling
+from novarl.distributed.ranks import Ranks
+from novarl.learn.vine import Estimate, State
+from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.rewards.compose import RewardSet
+from novarl.rewards.user_file import FileReward, load
+from novarl.rewards.verdict import Scorer
+
+TOKENIZER = ByteTokenizer()
+PROMPT = Prompt("p", tuple(b"ask:"), ({"role": "user", "content": "ask:"},))
+SAMPLES = 2
+MOST = 8
+
+
+class Engine:
+    """Goes on with what is written for a beginning, and remembers how it was asked."""
+
+    def __init__(self, written: Mapping[bytes, bytes]) -> None:
+        self.written = written
+        self.asked: dict[bytes, Sampling] = {}
+
+    async def sample(self, tokens: Sequence[int], sampling: Sampling, *, key: str) -> Completion:
+        begin = bytes(tokens[len(PROMPT.tokens) :])
+        self.asked[begin] = sampling
+        new = (*self.written[begin], TOKENIZER.eos_token_id)
+        zeros = (0.0,) * len(new)
+        return Completion(new, zeros, zeros, (0,) * len(new), "stop")
+
+
+def estimates(written: Mapping[bytes, bytes], reward: Scorer, engine: Engine | None = None) -> list[Estimate]:
+    """Of the states that begin as `written` does."""
+    engine = engine or Engine(written)
+    unused: Any = None
+    judge = Judge([], unused, RewardSet({"mine": reward}), Ranks(), Sampling(), 1)
+    run: Any = SimpleNamespace(
+        engine=engine,
+        judge=judge,
+        policy=SimpleNamespace(tokenizer=TOKENIZER),
+        sampler=SimpleNamespace(sampling=Sampling(max_tokens=MOST, stop=("gh",))),
+        config=SimpleNamespace(seed=0),
+        plan=SimpleNamespace(max_tokens=MOST),
+    )
+    return Continue(run, samples=SAMPLES)([State(PROMPT, tuple(begin)) for begin in written], 0)
+
+
+@pytest.fixture
+def of_ids(tmp_path: Path) -> Iterator[FileReward]:
+    """A reward of the user's own, of TRL's form: 1000 for each token, and the sum of their ids."""
+    path = tmp_path / "mine.py"
+    body = "return [1000 * len(ids) + sum(ids) for ids in completion_ids]"
+    path.write_text(f"def of_ids(completions, completion_ids, **columns):\n    {body}\n")
+    reward = load(f"{path}:of_ids")
+    yield reward
+    reward.close()
+
+
+def test_a_reward_sees_the_tokens_of_the_whole_answer(of_ids: FileReward) -> None:
+    """As of an ordinary rollout: none of the prompt's, those of the state, and eos at the end."""
+    found = estimates({b"": b"abc", b"ab": b"c"}, of_ids)
+    ids = (*b"abc", TOKENIZER.eos_token_id)
+    wanted = 1000.0 * len(ids) + sum(ids)
+    assert [(estimate.value, estimate.std) for estimate in found] == [(wanted, 0.0)] * 2
+    assert [estimate.tokens for estimate in found] == [4 * SAMPLES, 2 * SAMPLES], "what the state has costs nothing"

@@ -108,7 +108,8 @@ class Continue:
 
     async def _sample(self, states: Sequence[State], sampling: Sampling) -> tuple[list[Rollout], list[int]]:
         async def one(number: int, state: State, index: int) -> tuple[Rollout, int]:
-            limited = replace(sampling, max_tokens=max(1, self.most - len(state.answer)))
+            answered = len(state.answer)
+            limited = replace(sampling, max_tokens=max(1, self.most - answered), answered=answered)
             mark = hashlib.sha256(repr(state.answer).encode()).hexdigest()[:16]
             key = f"{state.prompt.id}/from-{mark}/{index}"
             completion = await self.engine.sample((*state.prompt.tokens, *state.answer), limited, key=key)

@@ -52,7 +52,9 @@ COLDEST = 1e-4
 class Sampling:
     """How to sample: temperature 0 is greedy; `top_k=0`, `top_p=1.0`, `min_p=0.0` keep the full support.
 
-    `stop` are strings that end a completion (kept in its tokens); `stop_tokens` end it too and are kept.
+    `stop` are strings that end a completion (kept in its tokens); `stop_tokens` end it too and are kept. `answered` is
+    how many of the prompt's last tokens belong to the answer that the completion goes on with: a stop string may begin
+    in them.
     """
 
     temperature: float = 1.0
@@ -62,6 +64,7 @@ class Sampling:
     max_tokens: int = 64
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
+    answered: int = 0
     seed: int = 0
 
     @property

@@ -158,10 +158,8 @@ class Batch:
                 copies[prefill.cache].append((branch, prefill))
             for request in requests:
                 sampling = request.sampling
-                own_rule = sampling.stop or sampling.stop_tokens
-                stops = StopRule(sampling.stop_tokens, sampling.stop, self._decode) if own_rule else None
                 state.append((branch, 0, request.limit, int(self._slots[len(self._running)])))
-                self._running.append(Running(request, derive(sampling.seed, request.key), stops))
+                self._running.append(Running(request, derive(sampling.seed, request.key), self._rule(request)))
         self._state = np.concatenate([self._state, np.array(state, _STATE)])
         self._branches = np.concatenate([self._branches, np.array(branches, _BRANCH)])
         self._cache.reserve(room, held=first)
@@ -170,6 +168,14 @@ class Batch:
             longest = max(len(prefill.prompt) for _, prefill in pairs)
             rows, origins = [row for row, _ in pairs], [prefill.row for _, prefill in pairs]
             self._cache.insert(rows, cache, origins, length=longest)
+
+    def _rule(self, request: Request) -> StopRule | None:
+        """How a request stops beside eos, if it does."""
+        sampling, prompt = request.sampling, request.prompt
+        if not sampling.stop and not sampling.stop_tokens:
+            return None
+        begun = prompt[len(prompt) - sampling.answered :]
+        return StopRule(sampling.stop_tokens, sampling.stop, self._decode, begun=begun)
 
     def _watch(self) -> None:
         """Which requests have a rule of their own to stop."""

@@ -45,6 +45,7 @@ def checked_limit(prompt: Sequence[int], sampling: Sampling, *, context: int, vo
         "min_p": (0 <= sampling.min_p <= 1, "from 0 to 1 (0: off)"),
         "max_tokens": (sampling.max_tokens >= 1, "at least 1"),
         "stop": (all(sampling.stop), "strings that are not empty"),
+        "answered": (0 <= sampling.answered <= len(prompt), f"from 0 to {len(prompt)}, the length of the prompt"),
     }
     for name, (good, wanted) in ranges.items():
         if not good:

@@ -15,15 +15,19 @@ class StopRule:
     A stop string may begin and end anywhere within tokens. Only text that is not settled yet is decoded again, behind
     the tokens settled last, since a tokenizer may render a token otherwise at the start of a text. Tokens are settled
     once they have a text that does not end within a character.
+
+    begun: the tokens before, of the answer that the completion goes on with: a stop string may begin in their text
     """
 
-    def __init__(self, tokens: Collection[int], strings: Sequence[str], decode: Decode) -> None:
+    def __init__(
+        self, tokens: Collection[int], strings: Sequence[str], decode: Decode, *, begun: Sequence[int] = ()
+    ) -> None:
         self.tokens, self.strings = frozenset(tokens), tuple(strings)
         self._decode = decode
         self._longest = max(map(len, strings), default=0)
         self._tail = ""
         self._settled: list[int] = []
-        self._pending: list[int] = []
+        self._pending = list(begun)  # settled with the first token that is fed
 
     def feed(self, token: int) -> bool:
         """Take the completion's next token; whether it stops there."""

@@ -11,7 +11,7 @@ import pytest
 
 from novarl.build.judge import Judge
 from novarl.build.suppliers import Continue
-from novarl.core.types import Completion, Prompt, Sampling
+from novarl.core.types import Completion, Prompt, Rollout, Sampling
 from novarl.distributed.ranks import Ranks
 from novarl.learn.vine import Estimate, State
 from novarl.models.byte_tokenizer import ByteTokenizer
@@ -74,3 +74,16 @@ def test_a_reward_sees_the_tokens_of_the_whole_answer(of_ids: FileReward) -> Non
     wanted = 1000.0 * len(ids) + sum(ids)
     assert [(estimate.value, estimate.std) for estimate in found] == [(wanted, 0.0)] * 2
     assert [estimate.tokens for estimate in found] == [4 * SAMPLES, 2 * SAMPLES], "what the state has costs nothing"
+
+
+def test_the_engine_knows_what_is_answered_already() -> None:
+    """So that a stop string may begin in it; the limit is that of the whole answer."""
+
+    async def reward(rollouts: Sequence[Rollout]) -> list[float]:
+        return [1.0] * len(rollouts)
+
+    engine = Engine({b"": b"abc", b"ag": b"h"})
+    estimates(engine.written, reward, engine)
+    asked = {begin: (sampling.answered, sampling.max_tokens) for begin, sampling in engine.asked.items()}
+    assert asked == {b"": (0, MOST), b"ag": (2, MOST - 2)}
+    assert all(sampling.stop == ("gh",) for sampling in engine.asked.values())

@@ -119,6 +119,22 @@ def test_each_way_to_end_is_told(policy: Policy) -> None:
     assert sample(context=len(prompt) + 3) == ("def", "length")
 
 
+def test_a_stop_string_may_begin_in_what_is_answered_already(policy: Policy) -> None:
+    """A completion cut in two stops where it stopped whole; what was asked is no part of it."""
+    prompt = list(b"abcdebcdefcdefg")  # goes on defghefghi...
+    greedy = Sampling(temperature=0.0, max_tokens=12, stop=("fghef", "gd"))
+
+    def goes_on(answer: bytes, answered: int) -> str:
+        wanted = [([*prompt, *answer], replace(greedy, answered=answered), "k")]
+        (completion,) = sample_all(make_engine(policy), wanted)
+        return policy.tokenizer.decode(completion.tokens)
+
+    assert goes_on(b"", 0) == "defghef"
+    assert [goes_on(b"defghef"[:cut], cut) for cut in range(1, 7)] == ["defghef"[cut:] for cut in range(1, 7)]
+    assert goes_on(b"defg", 0)[:4] == "hefg", "unless it is told, an engine takes all for the prompt"
+    assert goes_on(b"", 1) == "d", "the prompt's last g, if it were of the answer"
+
+
 def test_what_cannot_be_served_is_refused_and_harms_nobody_else(policy: Policy) -> None:
     async def check() -> None:
         engine = make_engine(policy, context=20)

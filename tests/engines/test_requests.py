@@ -34,6 +34,8 @@ def test_the_limit_is_max_tokens_or_what_the_context_leaves() -> None:
         ([1], {"top_k": -1}, ["sampling.top_k"]),
         ([1], {"max_tokens": 0}, ["sampling.max_tokens"]),
         ([1], {"stop": ("",)}, ["sampling.stop"]),
+        ([1, 2], {"answered": 3}, ["sampling.answered", "from 0 to 2"]),
+        ([1, 2], {"answered": -1}, ["sampling.answered"]),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_words(prompt: list[int], changes: dict, words: list[str]) -> None:

@@ -49,6 +49,29 @@ def test_strings_are_found_wherever_tokens_cut_them(tokenizer: ByteTokenizer) ->
     assert 100 < found < 500
 
 
+def test_a_stop_string_may_begin_in_what_came_before() -> None:
+    """Wherever an answer is cut, its rest stops where the whole does."""
+    rng, pieces = random.Random(1), Pieces()
+    within = 0
+    for _ in range(300):
+        tokens = [rng.randrange(len(pieces.pieces)) for _ in range(30)]
+        strings = ["".join(rng.choice("ab ") for _ in range(rng.randint(3, 7)))]
+        whole = reference(tokens, set(), strings, pieces.decode)
+        for cut in range(whole + 1 if whole is not None else len(tokens)):
+            rest = stop_index(StopRule((), strings, pieces.decode, begun=tokens[:cut]), tokens[cut:])
+            assert rest == (None if whole is None else whole - cut), (tokens, strings, cut)
+            alone = stop_index(StopRule((), strings, pieces.decode), tokens[cut:])
+            within += alone != rest
+    assert within > 100, "strings that were cut"
+
+
+def test_a_character_may_begin_in_what_came_before(tokenizer: ByteTokenizer) -> None:
+    tokens = tokenizer.encode("a🎉b")
+    for cut in range(len(tokens)):
+        rest = stop_index(StopRule((), ["🎉b"], tokenizer.decode, begun=tokens[:cut]), tokens[cut:])
+        assert rest == reference(tokens, set(), ["🎉b"], tokenizer.decode) - cut
+
+
 def test_only_the_unsettled_end_is_decoded_again(tokenizer: ByteTokenizer) -> None:
     decoded: list[int] = []
 
@@ -56,5 +79,9 @@ def test_only_the_unsettled_end_is_decoded_again(tokenizer: ByteTokenizer) -> No
         decoded.append(len(tokens))
         return tokenizer.decode(tokens)
 
-    assert stop_index(StopRule((), ["never"], decode), tokenizer.encode("abc" * 100 + "🎉" * 10)) is None
+    tokens = tokenizer.encode("abc" * 100 + "🎉" * 10)
+    assert stop_index(StopRule((), ["never"], decode), tokens) is None
     assert max(decoded) <= 8
+    decoded.clear()
+    assert stop_index(StopRule((), ["never"], decode, begun=tokens[:200]), tokens[200:]) is None
+    assert sum(length > 8 for length in decoded) <= 3, "an answer that was begun is settled at once"

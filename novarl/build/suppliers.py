@@ -94,13 +94,17 @@ class Continue:
         sampling = replace(self.sampling, seed=derive(self.seed, "continue", step))
         rollouts, spent = asyncio.run(self._sample(states, sampling))
         rewards: list[list[float]] = [[] for _ in states]
+        errors: list[list[str]] = [[] for _ in states]
         for item in self.judge.score(rollouts):
             if item.reward is not None:
                 rewards[item.rollout.group].append(item.reward)
-        for state, seen in zip(states, rewards, strict=True):
+            else:
+                errors[item.rollout.group].append(str(item.error))
+        for state, seen, failures in zip(states, rewards, errors, strict=True):
             if not seen:
+                first = failures[0].partition("\n")[0]  # a traceback may follow it
                 raise NovaError(
-                    f"the reward failed for every continuation of an answer to prompt {state.prompt.id}",
+                    f"the reward failed for every continuation of an answer to prompt {state.prompt.id}: {first}",
                     where="reward",
                     fix="mend the reward function",
                 )

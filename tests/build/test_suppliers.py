@@ -11,13 +11,14 @@ import pytest
 
 from novarl.build.judge import Judge
 from novarl.build.suppliers import Continue
+from novarl.core.errors import NovaError
 from novarl.core.types import Completion, Prompt, Rollout, Sampling
 from novarl.distributed.ranks import Ranks
 from novarl.learn.vine import Estimate, State
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.rewards.compose import RewardSet
 from novarl.rewards.user_file import FileReward, load
-from novarl.rewards.verdict import Scorer
+from novarl.rewards.verdict import Failure, Scorer, Verdict
 
 TOKENIZER = ByteTokenizer()
 PROMPT = Prompt("p", tuple(b"ask:"), ({"role": "user", "content": "ask:"},))
@@ -87,3 +88,22 @@ def test_the_engine_knows_what_is_answered_already() -> None:
     asked = {begin: (sampling.answered, sampling.max_tokens) for begin, sampling in engine.asked.items()}
     assert asked == {b"": (0, MOST), b"ag": (2, MOST - 2)}
     assert all(sampling.stop == ("gh",) for sampling in engine.asked.values())
+
+
+def test_a_reward_that_fails_for_all_of_a_state_says_why_in_a_line() -> None:
+    async def reward(rollouts: Sequence[Rollout]) -> list[Verdict]:
+        reasons = {"abc": None, "xyz": "raised KeyError: 'answer'"}
+        wanted = [reasons[rollout.text] for rollout in rollouts]
+        return [1.0 if why is None else Failure(f"{why} ({n})", "Traceback\n  ...") for n, why in enumerate(wanted)]
+
+    with pytest.raises(NovaError) as caught:
+        estimates({b"": b"abc", b"x": b"yz"}, reward)
+    cause = f"to prompt p: reward 'mine' raised KeyError: 'answer' ({SAMPLES}) "
+    assert cause in str(caught.value) and "\n" not in str(caught.value), str(caught.value)
+
+
+def test_a_failure_among_others_is_left_out() -> None:
+    async def reward(rollouts: Sequence[Rollout]) -> list[Verdict]:
+        return [Failure("no") if rollout.index == 0 else 0.5 for rollout in rollouts]
+
+    assert [(found.value, found.std) for found in estimates({b"": b"abc"}, reward)] == [(0.5, 0.0)]

@@ -209,7 +209,7 @@ def _check_directory(name: str) -> None:
             for file in JSON_FILES:
                 _read_json(path / file)
             return
-        inside = next((p.parent for p in sorted(path.glob("**/config.json")) if p.parent.name == "model"), None)
+        inside = _model_within(path)
         fix = f"did you mean {inside}?" if inside else "it must hold config.json, weights and tokenizer files"
         raise NovaError("the directory holds no config.json, so it is no model", where=name, fix=fix)
     if path.exists():
@@ -220,6 +220,15 @@ def _check_directory(name: str) -> None:
     near = difflib.get_close_matches(name.lower(), tiny.SIZES, n=1, cutoff=0.75)
     if near and "/" not in name:  # the hub, asked for such a name, would only after half a minute say that it has none
         raise NovaError("no such built-in model", where=f"model={name}", fix=f"did you mean {near[0]}?")
+
+
+def _model_within(path: Path) -> Path | None:
+    """A model that lies within a directory: of a run's the latest, which the link to it names."""
+    found = next((p.parent for p in sorted(path.glob("**/config.json")) if p.parent.name == "model"), None)
+    if found is None or found.parent == path:
+        return found
+    latest = found.parents[1] / "latest" / "model"
+    return latest if (latest / "config.json").is_file() else found
 
 
 def _ours(directory: Path) -> bool:

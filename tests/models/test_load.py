@@ -92,6 +92,28 @@ def test_the_seed_decides_the_weights() -> None:
 
 
 @pytest.mark.parametrize(
+    ("named", "meant"),
+    [
+        ("runs/mine", "runs/mine/checkpoints/latest/model"),
+        ("runs/mine/checkpoints", "runs/mine/checkpoints/latest/model"),
+        ("runs/mine/checkpoints/step-4", "runs/mine/checkpoints/step-4/model"),
+    ],
+)
+def test_of_a_runs_models_the_latest_is_advised(
+    named: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny, checkpoints = load("tiny"), Path("runs/mine/checkpoints")
+    for step in ("step-4", "step-6"):
+        save(tiny, checkpoints / step / "model")
+    (checkpoints / "latest").symlink_to("step-6", target_is_directory=True)
+    with pytest.raises(NovaError) as raised:
+        load(named)
+    assert str(raised.value).endswith(f"(did you mean {meant}?)")
+    load(meant)
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("nowhere/at/all", "no such directory"),

@@ -14,8 +14,9 @@ SUPPORT = "training samples from the full distribution: under a cut one the lear
 @dataclass(frozen=True, slots=True)
 class Alias:
     """`old` stands for every key of `new`; `implies` is set too, where nothing else says otherwise. Of the values, all
-    have a partner, or only those of `values`; `otherwise` says what to write for others. It is known to `commands`, or
-    to all that have the keys. At a value of `unset` it says nothing."""
+    have a partner, or only those of `values`; `elsewhere` are those that are a value of another key, and of which, and
+    `otherwise` says what to write for others. It is known to `commands`, or to all that have the keys. At a value of
+    `unset` it says nothing."""
 
     old: str
     new: tuple[str, ...]
@@ -25,6 +26,7 @@ class Alias:
     implies: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     values: Mapping[Any, Any] = field(default_factory=dict)
+    elsewhere: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     otherwise: str = ""
     commands: tuple[str, ...] = ()
     unset: tuple[Any, ...] = ()

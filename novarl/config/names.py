@@ -279,6 +279,9 @@ def _partner(entry: Entry, alias: Alias) -> Any:
     for old, new in alias.values.items():
         if type(old) is type(entry.value) and old == entry.value:
             return new
+    if isinstance(entry.value, str) and entry.value in alias.elsewhere:
+        kind, written = alias.elsewhere[entry.value]
+        raise NovaError(f"{entry.value!r} is {kind} here", where=entry.place, fix=f"write {written}")
     raise NovaError(f"{entry.value!r:.60} has no partner here", where=entry.place, fix=alias.otherwise)
 
 

@@ -32,6 +32,12 @@ Lists and mappings are written in brackets (`rollout.stop='[END, STOP]'`), nothi
 a number; `no`, `on` and `2024-01-01` are text. A file may name the command it is for: `kind: rl`.
 """
 
+TRL = """\
+Defaults stay ours: without `algo` a run is `dr_grpo`; what TRL's GRPOTrainer does by default (`loss_type=dapo`,
+`scale_rewards=group`, `beta=0`) is `algo=grpo loss.agg=token kl.coef=0`. `algo=dapo`, the paper's, also clips higher,
+makes several updates of a rollout and replaces groups of equal rewards.
+"""
+
 JOINT = (
     ("epochs, steps_per_epoch", "steps", "rl", "kit", "their product"),
     ("reward_funcs=[a.py:x, b.py:y]", "reward.x.source, reward.y.source", "rl, eval", "TRL", "a function, or several"),
@@ -80,7 +86,7 @@ def page() -> str:
     )
     parts += [
         "## Other names of our keys\n",
-        "A name is understood by the commands that have the key it leads to; a key of ours keeps its meaning.\n",
+        "A name is understood by the commands that have the key it leads to; a key of ours keeps its meaning.\n" + TRL,
         _table(("name", "here", "for", "from", "note"), [*aliases, *joint]),
         "## Other names of values\n",
         _table(
@@ -135,8 +141,9 @@ def _commands(alias: Alias) -> str:
 
 
 def _note(alias: Alias) -> str:
-    values = ", ".join(f"{_code(_text(old))} is {_code(_text(new))}" for old, new in alias.values.items())
-    return "; ".join(filter(None, (values, alias.note)))
+    values = [f"{_code(_text(old))} is {_code(_text(new))}" for old, new in alias.values.items()]
+    apart = [f"for {_code(old)} write {_code(new)}" for old, (_, new) in alias.elsewhere.items()]
+    return "; ".join(filter(None, (", ".join(values), ", ".join(apart), alias.note)))
 
 
 def _text(value: Any) -> str:

@@ -68,7 +68,12 @@ ALIASES: tuple[Alias, ...] = (
         "TRL",
         "dapo",
         values={"grpo": "sequence", "dapo": "token", "bnpo": "token"},
-        otherwise="for dr_grpo write algo=dr_grpo, the default; for cispo or sapo loss.surrogate; else loss.agg",
+        elsewhere={
+            "dr_grpo": ("an algorithm", "algo=dr_grpo"),
+            "cispo": ("a surrogate", "loss.surrogate=cispo"),
+            "sapo": ("a surrogate", "loss.surrogate=sapo"),
+        },
+        otherwise="write loss.agg, the mean over what: token, sequence or constant",
         commands=("rl",),
     ),
     Alias("loss_type", ("loss",), "TRL", "hinge", commands=("dpo",)),
@@ -263,7 +268,11 @@ HINTS: tuple[Hint, ...] = (
         for name in ("adam_beta1", "adam_beta2")
     ),
     Hint("warmup_ratio", "warm-up is counted in updates", "write optim.warmup_steps: that share of all updates"),
-    Hint("use_peft", "a lora.rank above 0 says that adapters are trained", "leave it out, or write lora.rank=16"),
+    Hint(
+        "use_peft",
+        "a lora.rank above 0 says that adapters are trained",
+        "for true write lora.rank=16, for false leave it out",
+    ),
     Hint(
         "num_train_epochs",
         "for rl the length of a run is counted in rollouts",

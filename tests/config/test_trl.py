@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from novarl.build.resolve import resolve_rl
 from novarl.cli import _fill, main
 from novarl.config.aliases import ALIASES, HINTS
 from novarl.config.base import Config
@@ -101,7 +102,10 @@ MISLEADING = [
     ("use_vllm=true", "an engine of its own", "names.md"),
     ("fp16=true", "dtype=bfloat16", "names.md"),
     ("report_to=wandb", "write none or tensorboard", "names.md"),
-    ("loss_type=dr_grpo", "write algo=dr_grpo, the default", "names.md"),
+    ("loss_type=dr_grpo", "'dr_grpo' is an algorithm here (write algo=dr_grpo)", "partner"),
+    ("loss_type=cispo", "'cispo' is a surrogate here (write loss.surrogate=cispo)", "partner"),
+    ("loss_type=luspo", "has no partner here (write loss.agg, ", "dr_grpo"),
+    ("use_peft=false", "for true write lora.rank=16, for false leave it out", "names.md"),
     ("scale_rewards=batch", "algo=reinforce_pp", "names.md"),
     ("mask_truncated_completions=true", "learnt from as it stands", "names.md"),
 ]
@@ -270,3 +274,12 @@ def test_several_mistakes_travel_between_processes() -> None:
     both = NovaErrors([NovaError("one", where="a", fix="x"), NovaError("two")])
     assert str(pickle.loads(pickle.dumps(both))) == str(both) == "a: one (x); two"
     assert len(pickle.loads(pickle.dumps(both)).each) == 2
+
+
+def test_the_algorithm_that_is_nearest_to_trls_defaults() -> None:
+    """TRL 1.16: loss_type=dapo, scale_rewards=group, beta=0, epsilon=0.2, one update of a rollout."""
+    assert "`algo=grpo loss.agg=token kl.coef=0`" in page()
+    row = resolve_rl(load(RLConfig, overrides=["task=sort", "algo=grpo", "loss.agg=token", "kl.coef=0"])).algorithm
+    assert (row.estimator, row.norm_std, row.surrogate, row.aggregation) == ("group", True, "ppo_clip", "token")
+    assert (row.clip_low, row.clip_high, row.kl_coef, row.updates_per_rollout) == (0.2, 0.2, 0.0, 1)
+    assert resolve_rl(load(RLConfig, overrides=["task=sort"])).algorithm.name == "dr_grpo"

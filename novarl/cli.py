@@ -161,9 +161,20 @@ def _explain(rest: list[str]) -> None:
     from novarl.config.load import peek_kind
     from novarl.config.tree import TREES
 
-    kind = rest.pop(0) if rest and rest[0] in TREES else None
-    path, _ = _arguments(rest)
-    print(describe(_fill(_load(kind or (peek_kind(path) if path else None) or "rl", rest))), end="")
+    named = rest.pop(0) if rest and rest[0] in TREES else None
+    path, overrides = _arguments(rest)
+    stated = [("command line", word.removeprefix("kind=")) for word in overrides if word.startswith("kind=")]
+    if path and (of_file := peek_kind(path)):
+        stated.insert(0, (path, of_file))
+    kind = named or (stated[-1][1] if stated else "rl")
+    for place, other in stated:
+        if other not in TREES:
+            raise NovaError(f"kind is {other[:60]!r}", where=place, fix=f"use one of {', '.join(TREES)}")
+    for place, other in stated:
+        if other != kind:
+            what, fix = f"kind is {other!r}, and this is novarl explain {kind}", f"run novarl explain {other}"
+            raise NovaError(what, where=f"{place} kind", fix=f"{fix} {path}" if path else fix)
+    print(describe(_fill(_load(kind, rest))), end="")
 
 
 def _check(rest: list[str]) -> None:
@@ -180,8 +191,6 @@ def _load(kind: str, rest: list[str], preset: Mapping[str, Any] | None = None) -
     from novarl.config.load import load
     from novarl.config.tree import TREES
 
-    if kind not in TREES:
-        raise NovaError(f"kind is {kind[:60]!r}", where=_arguments(rest)[0], fix=f"use one of {', '.join(TREES)}")
     path, overrides = _arguments(rest)
     return load(TREES[kind], path, overrides, preset=preset)
 

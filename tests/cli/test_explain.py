@@ -124,10 +124,28 @@ def test_every_shipped_configuration_is_explained(file: Path, capsys: pytest.Cap
 def test_the_kind_is_the_files_or_named_or_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("kind: sft\ntask: sort\n")
-    for words, kind in (([str(file)], "sft"), (["sft", "task=sort"], "sft"), (["task=sort"], "rl")):
+    others = ((["kind=sft", "task=sort"], "sft"), (["--kind", "sft", str(file)], "sft"))
+    for words, kind in (([str(file)], "sft"), (["sft", "task=sort"], "sft"), (["task=sort"], "rl"), *others):
         assert cli.main(["explain", *words]) == 0
         assert capsys.readouterr().out.startswith(f"novarl {kind}: tiny learns")
-    assert cli.main(["explain", "rl", str(file)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("rl FILE", "FILE kind: kind is 'sft', and this is novarl explain rl (run novarl explain sft FILE)"),
+        ("FILE kind=rl", "FILE kind: kind is 'sft', and this is novarl explain rl (run novarl explain sft FILE)"),
+        ("dpo kind=sft", "command line kind: kind is 'sft', and this is novarl explain dpo (run novarl explain sft)"),
+        ("FILE kind=sfd", "command line: kind is 'sfd' (use one of rl, sft, dpo, rm, eval, sample)"),
+    ],
+)
+def test_two_kinds_are_refused_with_the_command_that_explains_the_other(
+    words: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("kind: sft\ntask: sort\n")
+    assert cli.main(["explain", *words.replace("FILE", str(file)).split(" ")]) == 2
+    assert said.replace("FILE", str(file)) in capsys.readouterr().err
 
 
 def test_contradictions_with_the_algorithm_are_found_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:

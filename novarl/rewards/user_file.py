@@ -130,7 +130,12 @@ def form(function: Function) -> Literal["row", "batch"]:
     if two and not lacking and "prompts" not in names:
         return "row"
     shown = ", ".join(name for name, _, _ in function.parameters)
-    raise NovaError(f"{function.name}({shown}) has neither form of a reward", where=function.where, fix=_FIX)
+    fix = _FIX
+    if len(needed) >= 2 and "prompts" not in names:  # messages, answer and columns
+        columns = ", ".join([*(p[0] for p in needed[1:]), *lacking])
+        form = f"{function.name}(completions, {columns}, **rest)"
+        fix = f"columns beside the answer need the batch's form: write {form}, or reward_fn(messages, answer)"
+    raise NovaError(f"{function.name}({shown}) has neither form of a reward", where=function.where, fix=fix)
 
 
 def _check_columns(function: Function, columns: Collection[str]) -> None:

@@ -259,6 +259,16 @@ def test_a_wrong_signature_is_refused_with_its_line(write, signature: str) -> No
     assert "reward_fn(messages, answer)" in message and "completions" in message
 
 
+@pytest.mark.parametrize("signature", ["messages, answer, level", "messages, answer, *, level"])
+def test_a_column_beside_the_answer_is_shown_the_form_of_the_batch(write, signature: str) -> None:
+    message = refused(str(write(f"def reward_fn({signature}):\n    return 1\n")))
+    assert "columns beside the answer need the batch's form: " in message
+    assert "write reward_fn(completions, answer, level, **rest), or reward_fn(messages, answer)" in message
+    path = write("def reward_fn(completions, answer, level, **rest):\n    return [1.0 for _ in completions]\n")
+    load(str(path), columns=["answer", "level"]).close()
+    assert "columns beside" not in refused(str(write("def reward_fn(text):\n    return 1\n")))
+
+
 @pytest.mark.parametrize("signature", ["messages, answer", "m, a, strict=False", "*args", "m, a=None, *, k=1"])
 def test_signatures_of_the_row_form(say, write, signature: str) -> None:
     path = write(f"def reward_fn({signature}):\n    return 1\n")

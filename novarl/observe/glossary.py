@@ -256,10 +256,15 @@ LENGTHS = {
 
 SCORES = {
     "eval/score": Metric(
-        "mean over the held-out rows of the task's own score of the greedy answer", "score", "up", "rises"
+        "mean over the held-out rows of the score of the greedy answer, the task's own or the reward; sft without a "
+        "task: of mean_t log pi(token_t), 0 is certainty; dpo, rm: share of pairs whose chosen answer is rewarded "
+        "more, or of answers whose reward has the label's sign, a tie counting half",
+        "score; nats/token; share",
+        "up",
+        "rises; dpo, rm: above 0.5, and falls again where it overfits",
     ),
-    "eval/score_low": Metric("lower end of its 95 % interval", "score", "up"),
-    "eval/score_high": Metric("upper end of its 95 % interval", "score", "up"),
+    "eval/score_low": Metric("lower end of its 95 % interval, Wilson's for shares", "as eval/score", "up"),
+    "eval/score_high": Metric("upper end of its 95 % interval", "as eval/score", "up"),
     "eval/n": Metric("held-out rows", "rows", reduction="same"),
     "eval/pass_at_<k>": Metric(
         "chance that one of k samples is right, unbiased from n >= k samples (arXiv 2107.03374)", "share", "up"
@@ -270,7 +275,7 @@ SCORES = {
 
 PREFERENCE = {
     "preference_accuracy": Metric(
-        "share of pairs whose chosen answer is rewarded strictly more; a tie counts as wrong",
+        "share of pairs whose chosen answer is rewarded strictly more; a tie is wrong here, half right in eval/score",
         "share",
         "up",
         "from 0 (dpo: all rewards start equal) or about a half, to 0.6 to 0.9; 1 on noisy labels is memory",
@@ -297,13 +302,6 @@ PREFERENCE = {
         healthy="0 or a little above",
         reduction="same",
     ),
-    "eval/preference_accuracy": Metric("preference_accuracy on held-out pairs", "share", "up", "above 0.5"),
-    "eval/preference_accuracy_low": Metric("lower end of its 95 % interval (Wilson)", "share", "up", "above 0.5"),
-    "eval/preference_accuracy_high": Metric("upper end of its 95 % interval", "share", "up"),
-    "eval/reward_margin": Metric("reward_margin on held-out pairs", "reward", "up"),
-    "eval/label_accuracy": Metric("label_accuracy on held-out rows", "share", "up", "above 0.5"),
-    "eval/label_accuracy_low": Metric("lower end of its 95 % interval (Wilson)", "share", "up", "above 0.5"),
-    "eval/label_accuracy_high": Metric("upper end of its 95 % interval", "share", "up"),
     "eval/auroc": Metric(
         "chance that a good row is rewarded more than a bad one, ties counting half; pairs: each side a row",
         "share",

@@ -16,6 +16,7 @@ from novarl.config.load import load
 from novarl.config.preference import DPOConfig
 from novarl.core.errors import NovaError
 from novarl.learn.scorer import Scorer
+from novarl.observe.glossary import PREFERENCE
 from tests.build.harness import (
     QUIET,
     deterministic_metrics,
@@ -102,6 +103,7 @@ def test_a_run_leaves_what_scripts_rely_on(folder: Path) -> None:
     assert {"run_dir", "metrics", "events", "samples", "checkpoints", "model"} <= found["paths"].keys()
     names = assert_explained(folder / "run")
     assert {"loss", "preference_accuracy", "reward_margin", "eval/score", "eval/auroc", "eval/ece"} <= names
+    assert {name for name in PREFERENCE if name.startswith("eval/")} <= names, "the glossary has what is written"
 
 
 @pytest.mark.parametrize("loss", LOSSES)

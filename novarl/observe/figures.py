@@ -42,7 +42,7 @@ PANELS = (
     Panel("Reward", (("reward_raw_mean", "all rollouts"), ("reward_mean", "learnt from"))),
     Panel("Loss", (("total_loss", "total"), ("policy_loss", "policy"), ("kl_loss", "KL"), ("loss", "training"))),
     Panel("Accuracy", (("accuracy", "next token"),)),
-    Panel("KL divergence", (("kl_mean", "to the reference, if any"), ("kl", "moved by the update")), log=True),
+    Panel("KL divergence", (("kl", "moved by the update"), ("kl_mean", "to the reference")), log=True),
     Panel("Entropy", (("entropy", "policy"),)),
     Panel("Length of answers", (("length_mean", "mean"), ("length_max", "longest"))),
     Panel("Clip fraction", (("clip_fraction", "clipped tokens"),)),
@@ -120,8 +120,8 @@ def _panel(plot: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], marks: S
     drawn: list[list[float]] = []
     for name, label in panel.lines:
         values = [float(row.get(name, math.nan)) for row in rows]
-        if all(map(math.isnan, values)) or values in drawn:
-            continue  # a second line under the first would only hide it
+        if all(map(math.isnan, values)) or any(np.array_equal(values, line, equal_nan=True) for line in drawn):
+            continue  # a second line under the first would only hide it; without a reference kl_mean is kl
         colour, above = COLOURS[len(drawn)], 4 - len(drawn)
         smooth = _smooth(values)
         if smooth:

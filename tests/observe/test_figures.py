@@ -73,6 +73,23 @@ def test_the_curves_are_the_numbers_of_the_run(tmp_path: Path, drawn: list[Figur
     assert labels == ["all rollouts", "held-out"], "a filtered mean equal to the raw one is not drawn over it"
 
 
+@pytest.mark.parametrize(
+    ("to_reference", "labels"),
+    [(None, ["moved by the update"]), (0.5, ["moved by the update", "to the reference"])],
+    ids=["no reference", "a reference"],
+)
+def test_a_distance_to_a_reference_is_drawn_where_there_is_one(
+    to_reference: float | None, labels: list[str], tmp_path: Path, drawn: list[Figure]
+) -> None:
+    sink = JsonlSink(tmp_path)
+    for step, moved in enumerate((1e-4, float("nan"), 3e-4), start=1):
+        sink.step(step, {"kl": moved, "kl_mean": moved if to_reference is None else to_reference * step})
+    sink.close()
+    draw(tmp_path)
+    (panel,) = drawn[0].axes
+    assert [text.get_text() for text in panel.get_legend().get_texts()] == labels
+
+
 @pytest.mark.parametrize(("updates", "places"), [(1, [2.0, 0.0, 5.0]), (3, [6.0, 0.0, 15.0])])
 def test_held_out_scores_stand_where_they_were_measured(
     tmp_path: Path, drawn: list[Figure], updates: int, places: list[float]

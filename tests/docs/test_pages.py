@@ -107,3 +107,18 @@ def test_cloning_is_policy_gradient_with_advantage_one() -> None:
     assert wrong != snippet
     with pytest.raises(AssertionError):
         exec(compile(wrong, "sft.md, changed", "exec"), {})
+
+
+def test_the_page_on_diagnosis_names_metrics_and_keys_that_there_are() -> None:
+    page = (ROOT / "docs/diagnosis.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 8
+    config = load(RLConfig, None, ["task=sort"])
+    for sign, _, remedy in rows:
+        for name in re.findall(r"`([a-z_/]+)`", sign):
+            assert name in ("loss",) or lookup(name), name
+        for key in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)(?:=[^`]*)?`", remedy):
+            value: object = config
+            for part in key.split("."):
+                assert hasattr(value, part), key
+                value = getattr(value, part)

@@ -22,7 +22,8 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check demo train_smoke train_quick train_full lint format test test-oldest test-newest certificates oracles test-kill test-real \
+.PHONY: help setup check demo train_smoke train_quick train_full lint format test test-oldest test-newest \
+        certificates oracles test-kill test-real \
         bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks bench-rates \
         bench-rm-ppo bench-reviews \
         tensorboard requirements wheel clean

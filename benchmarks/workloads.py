@@ -46,48 +46,28 @@ HH = {
 }
 """Bytes of the parts of GSM8K's and hh-rlhf's (harmless) training rows at every 5th percentile."""
 
+
+def sizes(
+    vocabulary: int, hidden: int, inner: int, *, layers: int, heads: int, key_heads: int, head: int
+) -> dict[str, int]:
+    """A decoder's, as its configuration names them."""
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": head,
+    }
+
+
 SMALL = Shape("small-64", ((1.0, 270.0),), {})
 SMALL_TAIL = Shape("small-128", ((0.6, 12.0), (0.4, 150.0)), {})
-LARGE = Shape(
-    "42m",
-    ((1.0, 270.0),),
-    {
-        "vocab_size": 32_768,
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 32,
-    },
-)
-NINE = Shape(
-    "9m",
-    ((0.5, 25.0), (0.5, 110.0)),
-    {
-        "vocab_size": 512,
-        "hidden_size": 320,
-        "intermediate_size": 1280,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 10,
-        "num_key_value_heads": 5,
-        "head_dim": 32,
-    },
-)
+LARGE = Shape("42m", ((1.0, 270.0),), sizes(32_768, 512, 1536, layers=8, heads=16, key_heads=8, head=32))
+NINE = Shape("9m", ((0.5, 25.0), (0.5, 110.0)), sizes(512, 320, 1280, layers=6, heads=10, key_heads=5, head=32))
 TINY = Shape("tiny-8", ((1.0, 8.0),), {})
-HALF = Shape(
-    "half-billion",
-    ((1.0, 270.0),),
-    {
-        "vocab_size": 151_936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-    },
-)
+HALF = Shape("half-billion", ((1.0, 270.0),), sizes(151_936, 896, 4864, layers=24, heads=14, key_heads=2, head=64))
 """494M parameters, in the sizes of Qwen 2.5's smallest."""
 
 
@@ -156,6 +136,8 @@ SFT = Offline("sft", SMALL, GSM8K, batch=16, lr=1e-5)
 TIGHT = Offline("sft", TINY, GSM8K, batch=16, lr=1e-5)
 DPO = Offline("dpo", SMALL, HH, batch=8, lr=1e-6)
 ON_GPU = ("dtype=bfloat16", "micro.max_tokens=16384")
+FORMS = (("", "", ()), ("-compiled", ", compile=true", ("compile=true",)))
+"""Of what is for GPUs: the end of its name, of its title, and what is set."""
 G1 = Offline("sft", HALF, GSM8K, batch=64, lr=1e-5, steps=10)
 G2 = Step(HALF, (253, 253), 256, prompts=16, steps=4, peer_steps=3)
 START = Step(TINY, SHORT, 8, steps=1, peer_steps=1)
@@ -398,7 +380,7 @@ WORKLOADS: dict[str, Workload] = {
             shown=("seconds", "tokens_per_second", "memory_mb"),
             notes="FLOPs by the formula in `benchmarks/floors.py`, which counts the head for answers alone.",
         )
-        for name, said, extra in (("", "", ()), ("-compiled", ", compile=true", ("compile=true",)))
+        for name, said, extra in FORMS
     },
     **{
         f"G2{name}": Workload(
@@ -411,7 +393,7 @@ WORKLOADS: dict[str, Workload] = {
             best=("trl 16", "trl 64", "trl 128"),
             notes="Both keep their weights in float32 and compute in bf16. TRL samples by `generate`.",
         )
-        for name, said, extra in (("", "", ()), ("-compiled", ", compile=true", ("compile=true",)))
+        for name, said, extra in FORMS
     },
 }
 

@@ -189,7 +189,7 @@ class Session:
     snapshot: Snapshot = dict
     prefix: str = "step"
     stopped_after: str | None = None
-    set_aside: str = ""
+    rewound: list[str] = field(default_factory=list)
 
     def begin(
         self, opened: Opened, state: Mapping[str, Any] | None, manifest: Mapping[str, Any], config_text: str
@@ -205,7 +205,7 @@ class Session:
             if state is not None and opened.checkpoint is not None:
                 if aside := self.checkpoints.abandon(opened.checkpoint.order):
                     what = f"resuming from {opened.checkpoint.path.name}, so later checkpoints are set aside"
-                    self.set_aside = f"{what}: {', '.join(sorted(aside))}"
+                    self.rewound.append(f"{what}: {', '.join(sorted(aside))}")
                 self.rundir.cut_logs(state["logs"])
             else:
                 self.rundir.clear_logs()
@@ -216,7 +216,7 @@ class Session:
     def announce(self, notes: Sequence[str], **about: Any) -> None:
         """Say that the run begins, or goes on, and what should be known of it: the first that its sinks hear of."""
         self.bus.event("start", run_dir=str(self.rundir.path), **about)
-        for note in (*notes, *([self.set_aside] if self.set_aside else [])):
+        for note in (*notes, *self.rewound):
             self.bus.event("alert", message=note)
 
     def enter(self, name: str, snapshot: Snapshot, *, prefix: str, steps: int, done: int) -> None:

@@ -33,9 +33,12 @@ NEAR = 2e-2
 """How far flash attention's values and gradients may be from a softmax's in float32, relative to their norm: bfloat16
 has 8 bits."""
 
+COMMON_SIZE = 64
+"""Of an attention head, where the model is not known yet."""
+
 
 def choose_kernel(
-    attn: str, device: torch.device, compute_dtype: torch.dtype, *, head_size: int | None = None
+    attn: str, device: torch.device, compute_dtype: torch.dtype, *, head_size: int = COMMON_SIZE
 ) -> Kernel:
     """The kernel that `attn` ("auto" or a kernel's name) stands for on `device`, for heads of that size.
     "auto" is flash attention where it can run, otherwise PyTorch's scaled dot-product. NovaError: flash attention is
@@ -43,9 +46,7 @@ def choose_kernel(
     missing = None
     if device.type != "cuda" or compute_dtype not in (torch.bfloat16, torch.float16):
         missing = f"runs on CUDA in bfloat16, not on {device.type} in {str(compute_dtype).removeprefix('torch.')}"
-    elif head_size is not None and (head_size > 256 or head_size % 8):
-        missing = f"takes heads of 8, 16, 24 to 256 numbers, and this model's have {head_size}"
-    elif attn in ("auto", "flash") and (fault := _fault_of_flash(device, compute_dtype)) is not None:
+    elif attn in ("auto", "flash") and (fault := _fault_of_flash(device, compute_dtype, head_size)) is not None:
         missing = f"does not run on this GPU: {fault}"
     if attn == "auto":
         return "flash" if missing is None else "sdpa"
@@ -57,12 +58,13 @@ def choose_kernel(
 
 
 @cache
-def _fault_of_flash(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why not to use flash attention on `device`; None: for a prompt and two answers it gives what a softmax gives,
-    forward and backward. Whether this PyTorch, this GPU and their kernel agree on all of it, only trying tells."""
+def _fault_of_flash(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Why not to use flash attention on `device` for heads of that size; None: for a prompt and two answers it gives
+    what a softmax gives, forward and backward. Whether this PyTorch, this GPU and their kernel agree on all of it, only
+    trying tells."""
     groups, generator = [Group(5), Group(9, (Rest(0, 4), Rest(1, 70)))], torch.Generator().manual_seed(0)
     tokens = sum(group.tokens for group in groups)
-    drawn = [torch.randn(1, heads, tokens, 64, generator=generator).to(device, dtype) for heads in (4, 2, 2, 4)]
+    drawn = [torch.randn(1, heads, tokens, head_size, generator=generator).to(device, dtype) for heads in (4, 2, 2, 4)]
 
     def through(kernel: Kernel, dtype: torch.dtype) -> list[Tensor]:
         query, key, value, upstream = (tensor.to(dtype) for tensor in drawn)

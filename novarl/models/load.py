@@ -16,7 +16,7 @@ from torch import nn
 
 from novarl.core.errors import NovaError
 from novarl.models import tiny
-from novarl.models.attention import choose_kernel
+from novarl.models.attention import COMMON_SIZE, choose_kernel
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.lora import merged
 from novarl.models.transformer import WHOLE, Decoder, DecoderConfig, Origin
@@ -157,12 +157,12 @@ def _load_pretrained(
     )
 
 
-def _head_size(config: Any) -> int | None:
+def _head_size(config: Any) -> int:
     """Of one attention head, as configurations of transformers state it."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     hidden, heads = (getattr(text, name, None) for name in ("hidden_size", "num_attention_heads"))
     stated: int | None = getattr(text, "head_dim", None)
-    return stated or (hidden // heads if hidden and heads else None)
+    return stated or (hidden // heads if hidden and heads else COMMON_SIZE)
 
 
 def _eos_ids(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:

@@ -1,12 +1,12 @@
 """What stands out in the metrics of a run by reinforcement: why it collapsed or stands still, a line for each sign.
 
-A sign is read off metrics whose healthy range the glossary states; the limits here are where runs were seen to break,
-well beyond those ranges. A run whose held-out score rose is only told of answers that are cut off: there the score
-itself may be what is wrong.
+A sign is read off metrics whose healthy range the glossary states; the limits here lie well beyond those ranges. A run
+whose held-out score rose is only told of answers that are cut off: there the score itself may be what is wrong.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
@@ -16,6 +16,9 @@ FAR = 0.1
 
 CERTAIN, UNSURE = 0.1, 1.5
 """The shares of its first entropy below which a policy has collapsed, and above which it comes apart."""
+
+RISE = 0.5
+"""Nats a token by which entropy must rise at least: what a sharp policy regains is no sign."""
 
 FLAT = 0.75
 """The share of groups with equal rewards in which most samples teach nothing."""
@@ -37,12 +40,12 @@ class Finding(NamedTuple):
 
 
 def findings(records: Sequence[Mapping[str, float]], *, improved: bool) -> list[Finding]:
-    """The signs in `records`, one of metrics for each step in order. `improved`: the held-out score rose."""
+    """The signs in `records`, one of metrics for each update in order. `improved`: the held-out score rose."""
     if not records:
         return []
-    first, late = records[0], records[-max(1, len(records) // LATE) :]
-    found = [] if improved else [*_far(records), *_entropy(first, late)]
-    cut, before = _mean(late, "truncated_fraction"), first.get("truncated_fraction")
+    late = records[-max(1, len(records) // LATE) :]
+    found = [] if improved else [*_far(records), *_entropy(_first(records, "entropy"), late)]
+    cut, before = _mean(late, "truncated_fraction"), _first(records, "truncated_fraction")
     if cut is not None and before is not None and cut >= CUT and before <= WHOLE:
         what = f"{cut:.0%} of the answers run into their limit (truncated_fraction), at first {before:.0%}: "
         found.append(Finding("cut", what + "if length pays, they grow, whatever the score says"))
@@ -50,7 +53,7 @@ def findings(records: Sequence[Mapping[str, float]], *, improved: bool) -> list[
 
 
 def _far(records: Sequence[Mapping[str, float]]) -> list[Finding]:
-    moves = [record.get("kl", 0.0) for record in records]
+    moves = [0.0 if math.isnan(kl := record.get("kl", 0.0)) else kl for record in records]
     farthest = max(range(len(moves)), key=moves.__getitem__)
     if not moves[farthest] > FAR:
         return []
@@ -59,8 +62,8 @@ def _far(records: Sequence[Mapping[str, float]]) -> list[Finding]:
     return [Finding("far", f"{what}{_ordinal(farthest + 1)} by {moves[farthest]:.2g}: at most 0.01 is usual")]
 
 
-def _entropy(first: Mapping[str, float], late: Sequence[Mapping[str, float]]) -> list[Finding]:
-    before, after = first.get("entropy"), _mean(late, "entropy")
+def _entropy(before: float | None, late: Sequence[Mapping[str, float]]) -> list[Finding]:
+    after = _mean(late, "entropy")
     if before is None or after is None or before <= 0:
         return []
     kept = _mean(late, "groups_kept") or 0.0
@@ -69,9 +72,13 @@ def _entropy(first: Mapping[str, float], late: Sequence[Mapping[str, float]]) ->
     if after < CERTAIN * before and flat >= FLAT:
         what = f"{change}, and in {flat:.0%} of the groups all rewards are equal: the policy has become certain, and "
         return [Finding("certain", what + "more steps teach it nothing")]
-    if after > UNSURE * before:
+    if after > max(UNSURE * before, before + RISE):
         return [Finding("unsure", f"{change}: the policy comes apart")]
     return []
+
+
+def _first(records: Sequence[Mapping[str, float]], name: str) -> float | None:
+    return next((record[name] for record in records if name in record), None)
 
 
 def _mean(records: Sequence[Mapping[str, float]], name: str) -> float | None:

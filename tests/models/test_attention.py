@@ -128,18 +128,19 @@ def test_short_neighbours_are_one_call() -> None:
 def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_kernel("auto", CPU, torch.bfloat16) == "sdpa"
     assert choose_kernel("eager", CPU, torch.float64) == "eager"
-    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype: None)
+    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype, size: None)
     assert choose_kernel("auto", CUDA, torch.bfloat16) == "flash"
+    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype, size: "too wide" if size > 256 else None)
     assert choose_kernel("auto", CUDA, torch.bfloat16, head_size=64) == "flash"
     assert choose_kernel("auto", CUDA, torch.bfloat16, head_size=320) == "sdpa"
     assert choose_kernel("auto", CUDA, torch.float32) == "sdpa", "flash attention knows 16-bit types alone"
-    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype: "no kernel image")
+    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype, size: "no kernel image")
     assert choose_kernel("auto", CUDA, torch.bfloat16) == "sdpa"
 
 
 def test_flash_is_believed_once_it_gives_what_a_softmax_does(flash: None, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = attention._fault_of_flash.__wrapped__
-    assert tried(CPU, torch.bfloat16) is None
+    assert tried(CPU, torch.bfloat16, 96) is None
     right = varlen.varlen_attn
 
     def raising(*arguments: Any, **options: Any) -> Tensor:
@@ -156,12 +157,12 @@ def test_flash_is_believed_once_it_gives_what_a_softmax_does(flash: None, monkey
         return right(*arguments, **options).detach().requires_grad_()
 
     monkeypatch.setattr(varlen, "varlen_attn", raising)
-    assert tried(CPU, torch.bfloat16) == "FlashAttention only supports Ampere GPUs or newer."
+    assert tried(CPU, torch.bfloat16, 96) == "FlashAttention only supports Ampere GPUs or newer."
     monkeypatch.setattr(varlen, "varlen_attn", lambda *a, scale, window_size: from_the_start(*a))
-    said = tried(CPU, torch.bfloat16)
+    said = tried(CPU, torch.bfloat16, 96)
     assert said is not None and said.startswith("it is off by a relative ")
     monkeypatch.setattr(varlen, "varlen_attn", without_gradients)
-    assert tried(CPU, torch.bfloat16) is not None
+    assert tried(CPU, torch.bfloat16, 96) is not None
 
 
 def test_flash_gives_0_for_what_only_pads(flash: None) -> None:
@@ -174,10 +175,11 @@ def test_flash_gives_0_for_what_only_pads(flash: None) -> None:
 def test_flash_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NovaError, match="runs on CUDA in bfloat16, not on cpu in float32"):
         choose_kernel("flash", CPU, torch.float32)
-    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype: "no kernel image")
+    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype, size: "no kernel image")
     with pytest.raises(NovaError, match="flash attention does not run on this GPU: no kernel image"):
         choose_kernel("flash", CUDA, torch.bfloat16)
-    with pytest.raises(NovaError, match="heads of 8, 16, 24 to 256 numbers, and this model's have 12"):
+    monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype, size: f"heads of {size}")
+    with pytest.raises(NovaError, match="flash attention does not run on this GPU: heads of 12"):
         choose_kernel("flash", CUDA, torch.bfloat16, head_size=12)
     with pytest.raises(NovaError, match="unknown attention 'fast'"):
         choose_kernel("fast", CPU, torch.float32)

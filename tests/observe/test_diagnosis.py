@@ -53,6 +53,15 @@ def test_a_policy_that_has_become_certain() -> None:
 def test_a_policy_that_comes_apart() -> None:
     (found,) = findings(run(entropy=4.0), improved=False)
     assert found.sign == "unsure"
+    sharp = [record | {"entropy": 0.02 + step / 200} for step, record in enumerate(run())]
+    assert findings(sharp, improved=False) == [], "of a sharp policy, it has regained a little"
+
+
+def test_what_only_some_updates_report_is_looked_for_in_all() -> None:
+    records = run(truncated_fraction=0.9)
+    del records[0]["truncated_fraction"]
+    records[5]["kl"], records[7]["kl"] = float("nan"), 2.0
+    assert [found.sign for found in findings(records, improved=False)] == ["far", "cut"]
 
 
 @pytest.mark.parametrize("improved", [True, False])

@@ -2,7 +2,7 @@
 
 Nothing heavy is imported until a command needs it: `--help` loads neither pydantic nor torch, `explain` no torch.
 Exit codes: 0 done; 2 the user's mistake, in one line on stderr (several keys that cannot be: a line for each); 1 ours,
-with a traceback; 130 stopped by Ctrl-C.
+with a traceback; 130 stopped by Ctrl-C or SIGTERM, all saved.
 """
 
 from __future__ import annotations

@@ -23,6 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+ROUNDING = 64.0
+"""In units of a sum's last place: by how much two passes over the same weights may differ in an answer's likelihood."""
+
 
 def sigmoid(
     chosen_logp: Tensor,
@@ -76,9 +79,11 @@ def dpop(
     """-log sigma(beta (D - penalty max(0, -h_chosen))): DPO-positive (https://arxiv.org/abs/2402.13228).
 
     DPO can widen D by making both answers less likely; this charges for every nat that the chosen one falls below the
-    reference. `penalty` is the paper's lambda, `label_smoothing` as in `sigmoid`.
+    reference. `penalty` is the paper's lambda, `label_smoothing` as in `sigmoid`. A fall of no more than rounding is
+    none: training begins at the reference, where two passes that differ in rounding would decide whom to charge.
     """
-    fall = F.relu(ref_chosen_logp - chosen_logp)
+    fall = ref_chosen_logp - chosen_logp
+    fall = torch.where(fall > ROUNDING * torch.finfo(fall.dtype).eps * ref_chosen_logp.abs(), fall, 0.0)
     contrast = _contrast(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp)
     return _smoothed(beta * (contrast - penalty * fall), label_smoothing)
 

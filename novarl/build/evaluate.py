@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from novarl.build.judge import Judge, write_samples
+from novarl.build.lineage import learnt_from
 from novarl.build.machine import start
 from novarl.build.resolve import DATA_MAX_TOKENS
 from novarl.build.rewards import build_env, build_rewards, close_env
@@ -87,14 +88,31 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         "paths": {name: str(opened.rundir.path / file) for name, file in FILES.items()},
     }
     if ranks.rank == 0:
-        _write(config, opened.rundir, rows, found, summary)
+        notes = _notes(config)
+        _write(config, opened.rundir, rows, found, summary, notes)
+        for note in notes:
+            print(f"Note: {note}")
         print(render_summary(summary), end="")
     ranks.stop()
     return summary
 
 
+def _notes(config: EvalConfig) -> list[str]:
+    """What should be known of the score."""
+    run = learnt_from(config.model, config.data) if config.data else None
+    if run is None:
+        return []
+    held_out = f"how it does on those that were held out is in {run / 'summary.json'}"
+    return [f"the model has learnt from rows of {config.data}, so the score is not one on new rows: {held_out}"]
+
+
 def _write(
-    config: EvalConfig, rundir: RunDir, rows: Rows[Prompt], found: Evaluation, summary: Mapping[str, Any]
+    config: EvalConfig,
+    rundir: RunDir,
+    rows: Rows[Prompt],
+    found: Evaluation,
+    summary: Mapping[str, Any],
+    notes: Sequence[str],
 ) -> None:
     """What an evaluation leaves behind: the same files as a training run, but for its metrics."""
     rundir.create()
@@ -102,6 +120,8 @@ def _write(
     (rundir.path / "config.yaml").write_text(to_yaml(config))
     bus = Bus([JsonlSink(rundir.path)])
     rows.report(bus)
+    for note in notes:
+        bus.event("alert", message=note)
     bus.event("eval", name="after", **found.summary())
     bus.close()
     write_samples(rundir.path / "samples.md", found.rows)

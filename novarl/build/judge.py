@@ -9,13 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from novarl.build.sampling import Sampler
-from novarl.core.types import Prompt, Rollout, Sampling, Scored
+from novarl.core.types import Message, Prompt, Rollout, Sampling, Scored
 from novarl.distributed.ranks import Ranks
+from novarl.loops.admit import turns_of
 from novarl.loops.evaluate import Evaluation, evaluate
 from novarl.rewards.compose import RewardSet
 
 SHOWN = 10
 """Rows in samples.md."""
+
+ENDED = {
+    "stop": "ended by itself",
+    "length": "cut off at the limit of tokens",
+    "turns": "cut off at the limit of turns",
+    "context": "cut off where the model's context is full",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +51,31 @@ class Judge:
 
 def write_samples(path: Path, rows: Sequence[Scored]) -> None:
     """samples.md: the first rows of an evaluation, with the question, the answer wanted and the one given."""
-    parts = ["# Samples\n\nThe first held-out rows, answered greedily after training.\n"]
+    parts = ["# Samples\n\nThe first held-out rows, answered greedily.\n"]
     for number, row in enumerate(rows[:SHOWN], start=1):
         rollout = row.rollout
-        question = str(rollout.prompt.messages[-1]["content"])
         score = "failed" if row.reward is None else "not asked for" if math.isnan(row.reward) else f"{row.reward:.3f}"
         parts.append(
-            f"## {number}. {rollout.prompt.id}\n\n{_fence(question)}\n\n"
+            f"## {number}. {rollout.prompt.id}\n\n{_conversation(rollout.prompt.messages)}\n\n"
             + (f"wanted:\n\n{_fence(str(rollout.prompt.answer))}\n\n" if rollout.prompt.answer is not None else "")
-            + f"given (reward {score}, {rollout.finish_reason}):\n\n{_fence(rollout.text)}\n"
+            + f"given (reward {score}, {ENDED.get(rollout.finish_reason, rollout.finish_reason)}):\n\n"
+            + f"{_conversation(_said(rollout)) if turns_of(rollout) > 1 else _fence(rollout.text)}\n"
         )
     path.write_text("\n".join(parts), encoding="utf-8", errors="backslashreplace")
+
+
+def _said(rollout: Rollout) -> Sequence[Message]:
+    """What was said after the prompt, by the policy and its environment."""
+    asked = len(rollout.prompt.messages)
+    begins = rollout.messages[:asked] == rollout.prompt.messages
+    return rollout.messages[asked:] if begins else rollout.messages
+
+
+def _conversation(messages: Sequence[Message]) -> str:
+    """Its text; who says what, where there is more than one message."""
+    if len(messages) == 1:
+        return _fence(str(messages[0]["content"]))
+    return "\n\n".join(f"{message['role']}:\n\n{_fence(str(message['content']))}" for message in messages)
 
 
 def _fence(text: str) -> str:

@@ -104,6 +104,9 @@ def run_preference(
                 rows = recall_reference(rows, reference)
             _begin(config, plan, session, base, state, rows)
             if plan.reference and state is None:
+                many = f"{len(rows.train) + len(rows.held_out):,} rows"
+                first = f"first the reference's log-probabilities of all {many} are computed, once for the whole run"
+                session.bus.event("alert", message=first)
                 rows = record_reference(
                     rows,
                     lambda batch: scorer.logprobs(batch, ranks, config.micro.max_tokens),

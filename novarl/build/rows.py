@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,8 +15,9 @@ from novarl.core.bus import Bus
 from novarl.core.errors import NovaError
 from novarl.core.types import Prompt, Sequence as TokenSequence
 from novarl.data.dataset import RowCounts, load_rl, load_sft
-from novarl.data.formats import BadRow
-from novarl.data.sources import RawRow
+from novarl.data.formats import BadRow, Columns, detect
+from novarl.data.pairs import Labelled, Pair
+from novarl.data.sources import RawRow, read
 from novarl.models.load import Policy
 from novarl.tasks.registry import Task
 
@@ -53,10 +55,17 @@ class Rows(Generic[T]):
 
     def notes(self, data: str | None, wanted: int) -> list[str]:
         """What should be known of a run on the rows of `data`, of which up to `wanted` were to be held out."""
-        if not data or not wanted or self.held_out:
+        if not data or not wanted:
             return []
-        few = f"of fewer than {HELD_OUT_SHARE} rows none is held out, so nothing is evaluated"
-        return [f"{few} (eval.data may name others)"]
+        if not self.held_out:
+            few = f"of fewer than {HELD_OUT_SHARE} rows none is held out, so nothing is evaluated"
+            return [f"{few} (eval.data may name others)"]
+        learnt = set(map(_content, self.train))
+        known = sum(_content(item) in learnt for item in self.held_out)
+        if not known:
+            return []
+        many = f"{known:,} of {len(self.held_out):,} held-out {'row is' if len(self.held_out) == 1 else 'rows are'}"
+        return [f"{many} learnt from too, word for word: the score is not one on new rows alone"]
 
     def report(self, bus: Bus) -> None:
         """An event for each row that could not be used."""
@@ -64,11 +73,33 @@ class Rows(Generic[T]):
             bus.event("bad_row", where=row.where, field=row.field, reason=row.reason)
 
 
+def _content(item: object) -> tuple[int, ...]:
+    """What makes two rows the same: a prompt's tokens, a sequence's, those of the better answer of a pair."""
+    match item:
+        case Pair(chosen=row) | Labelled(sequence=row):
+            return row.tokens
+        case Prompt() | TokenSequence():
+            return item.tokens
+    raise TypeError(f"no row: {type(item).__name__}")
+
+
 def subject(config: SFTConfig | DPOConfig | RMConfig) -> dict[str, str | None]:
-    """The words that give another command the rows and the model of this run, for a summary's advice."""
+    """The words that give reinforcement the rows, if they have prompts of their own, and the model of this run, for a
+    summary's advice."""
     named = [(name, getattr(config, name)) for name in ("data", "prompt_key", "messages_key")]
     words = " ".join(f"{name}={shlex.quote(value)}" for name, value in named if value is not None)
-    return {"data": words or None, "base": shlex.quote(config.model)}
+    return {"data": words if words and _has_prompts(config) else None, "base": shlex.quote(config.model)}
+
+
+def _has_prompts(config: SFTConfig | DPOConfig | RMConfig) -> bool:
+    if config.data is None:
+        return False
+    try:
+        first = list(islice(read(config.data), 8))
+        detect(first, "rl", keys=Columns(messages=config.messages_key, prompt=config.prompt_key), where=config.data)
+    except NovaError:
+        return False
+    return True
 
 
 def raw(rows: Iterable[Mapping[str, Any]]) -> list[RawRow]:

@@ -5,6 +5,7 @@ The loops yield; a Session does what the caller of a loop does after each yield:
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
 import sys
@@ -184,6 +185,7 @@ class Session:
     keep_best: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     order: int = 0
+    step_seconds: float = 0.0
     saved_order: int = -1
     started: float = field(default_factory=time.perf_counter)
     snapshot: Snapshot = dict
@@ -227,6 +229,7 @@ class Session:
 
     def drive(self, loop: Iterator[Record], state: LoopState, evaluate: Callable[[], Evaluation] | None = None) -> None:
         """Run a loop to its end: report every update, evaluate and save when due, stop when asked (raises Stopped)."""
+        self.step_seconds = 0.0 if state.pending is None else math.nan
         for record in loop:
             whole = state.pending is None
             step = state.step if whole else state.step + 1
@@ -236,7 +239,7 @@ class Session:
             best = False
             if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:
                 record, best = self._evaluated(record, evaluate())
-            self._report(step, record)
+            self._report(step, record, whole=whole)
             if whole and (best or (self.save_every and state.step % self.save_every == 0)):
                 self.save(state, best=best)
             if any(self.ranks.gather(self.interrupts.wanted)):
@@ -280,15 +283,17 @@ class Session:
         self.facts[name] = found.summary()
         self.bus.event("eval", name=name, **found.summary())
 
-    def _report(self, step: int, record: Record) -> None:
-        """Send one update's record to the sinks, with the seconds of its stages."""
+    def _report(self, step: int, record: Record, *, whole: bool) -> None:
+        """Send one update's record to the sinks, with the seconds of its stages; with the last of a step, its speed."""
         times = self.bus.take_times()
         seconds = sum(times.values())
         times["time/step_s"] = seconds
-        if seconds > 0:
-            times["tokens_per_second"] = record.get("completion_tokens", record.get("tokens", 0.0)) / seconds
+        self.step_seconds += seconds
+        if whole and self.step_seconds > 0:  # not where the step began in a process that is gone: its seconds are too
+            times["tokens_per_second"] = record.get("completion_tokens", record.get("tokens", 0.0)) / self.step_seconds
             if "episodes" in record:
-                times["episodes_per_second"] = record["episodes"] / seconds
+                times["episodes_per_second"] = record["episodes"] / self.step_seconds
+        self.step_seconds = 0.0 if whole else self.step_seconds
         times["memory_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _RSS_PER_MB
         if torch.cuda.is_initialized():
             times["memory_device_mb"] = torch.cuda.max_memory_allocated() / 2**20

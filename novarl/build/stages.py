@@ -39,11 +39,12 @@ def online_stages(run: Online) -> Stages:
     """Everything that the loop needs."""
     config, plan, row = run.config, run.plan, run.plan.algorithm
     value = shared_value(run)
+    learnt_from = config.steps - config.critic.warmup_steps
     learner = PolicyLearner(
         run.policy.model,
         run.scorer,
         objective=run.objective,
-        optim=optim_settings(config.optim, lr=plan.lr, total=config.steps * row.updates_per_rollout),
+        optim=optim_settings(config.optim, lr=plan.lr, total=learnt_from * row.updates_per_rollout),
         ranks=run.ranks,
         budget=config.micro.max_tokens,
         reference=open_reference(run) if plan.needs_reference else None,
@@ -195,4 +196,4 @@ def _keep(run: Online, step: int, scored: Sequence[Scored], pending: Pending) ->
         shown = next((item for item in scored if item.reward is not None), None)
         if shown is not None:
             prompt = str(shown.rollout.prompt.messages[-1]["content"])
-            bus.event("sample", prompt=prompt, text=shown.rollout.text, reward=shown.reward)
+            bus.event("sample", step=step, prompt=prompt, text=shown.rollout.text, reward=shown.reward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from novarl.config.absent import absent
 from novarl.config.base import Config, RunConfig, TrainConfig
 from novarl.config.describe_rl import algorithm, unread
 from novarl.config.files import dump
@@ -19,6 +20,7 @@ def describe(config: Config) -> str:
     words, rest = _words(config), unread(config) if isinstance(config, RLConfig) else []
     text = dump({name: value for name, value in to_dict(config).items() if name not in rest})
     omitted = [f"(Left out, since nothing in this run reads them: {', '.join(rest)}.)"] if rest else []
+    words += [f"Note: {note}." for note in absent(config)]
     return "\n".join([*words, "", "Every key, as this run sees it:", *omitted, "", text])
 
 

@@ -135,7 +135,7 @@ class Evaluation(Sampled):
     n: Count = 500
     """The most held-out rows to answer."""
     k: Whole = 0
-    """Samples of each row for pass@1 ... pass@k; 0: greedy only."""
+    """Samples of each row for pass@1 ... pass@k, right from a reward of 1 on; 0: greedy only."""
 
     @model_validator(mode="after")
     def _samples_must_differ(self) -> Evaluation:

@@ -150,7 +150,9 @@ def _elements(text: str, position: int) -> Iterator[tuple[int, Any, str]]:
 
 
 def csv_rows(file: Path) -> Iterator[Place]:
-    """Rows under a header; an empty cell is null. NovaError: the header cannot be used.
+    """Rows under a header, blanks beside whose names do not count; an empty cell is null.
+
+    Errors: NovaError where the header cannot be used.
 
     After a row that cannot be parsed, reading goes on at its second line. Otherwise one stray quote would silently
     swallow every row up to the next quote.
@@ -177,7 +179,7 @@ def csv_rows(file: Path) -> Iterator[Place]:
 def _csv_header(file: Path, lines: Sequence[str]) -> tuple[list[str], int]:
     reader = csv.reader(lines, strict=True)
     try:
-        header = next((cells for cells in reader if cells), [])
+        header = [name.strip() for name in next((cells for cells in reader if cells), [])]
         problem = None if header and all(header) and len(set(header)) == len(header) else "names are empty or repeated"
     except csv.Error as error:
         problem = str(error)

@@ -119,7 +119,8 @@ async def run_episode(
 ) -> Rollout:
     """Let the policy answer `prompt` in `env`, for at most `max_turns` turns of its own.
 
-    context: the longest sequence that the model takes, in tokens; an episode that fills it ends (None: never checked)
+    context: the longest sequence that the model takes, in tokens; an episode that would fill it ends with the turn
+        before, as one does where its turns are used up (None: never checked)
 
     The first turn's request is keyed "PROMPT-ID/INDEX", turn t > 0 "PROMPT-ID/INDEX/t". The status is `done` where the
     environment ended the episode, `truncated` where a limit did (finish_reason length, turns or context), and `failed`
@@ -176,15 +177,19 @@ async def _converse(
 ) -> tuple[Status, str]:
     """The conversation itself: how it ended, and why."""
     episode.messages += await _blamed(env.reset(prompt))
+    seen = len(episode.messages)
     while True:
-        episode.show(await _blamed(render()))
-        if context is not None and len(episode.stretches[-1].tokens) >= context:
+        tokens = await _blamed(render())
+        if context is not None and len(tokens) >= context:
+            del episode.messages[seen:]
             return "truncated", "context"
+        episode.show(tokens)
         completion = await ask()
         episode.stretches[-1].write(completion)
         episode.text = read(completion)
         episode.messages.append({"role": "assistant", "content": episode.text})
         episode.turns += 1
+        seen = len(episode.messages)
         # Also the last turn is put before the environment: it may reward it, and only it knows whether it is content.
         step = await _blamed(env.step(tuple(episode.messages)))
         episode.take(step)

@@ -189,6 +189,7 @@ class PolicyLearner:
         scores: Scores,
     ) -> None:
         mask = part.mask
+        ledger.count("micro_batches", 1)
         ledger.sum("policy_loss", sums["policy"])
         ledger.mean("entropy", entropy[mask])
         for name, values in stats.items():

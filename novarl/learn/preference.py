@@ -63,6 +63,7 @@ class TrajectoryLearner:
             losses, metrics = self.losses(part)
             loss = losses.sum() / count
             loss.backward()
+            ledger.count("micro_batches", 1)
             ledger.sum("loss", loss)
             for name, values in metrics.items():
                 ledger.mean(name, values)

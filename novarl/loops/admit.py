@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
 from novarl.core.errors import NovaError
-from novarl.core.types import Record, Scored
+from novarl.core.types import Record, Rollout, Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,17 @@ def describe(scored: Sequence[Scored], kept: Sequence[Scored]) -> Record:
         "completion_tokens": float(sum(lengths)),
         "episodes": float(len(sampled)),
     }
+    turns = [turns_of(item.rollout) for item in used]
+    if max(turns) > 1:
+        record["turns_mean"] = fmean(turns)
     for name in sorted({name for item in used for name in item.rewards}):
         record[f"rewards/{name}_mean"] = fmean(item.rewards[name] for item in used if name in item.rewards)
     return record
+
+
+def turns_of(rollout: Rollout) -> int:
+    """How many turns the policy took."""
+    return int(rollout.info.get("turns", 1))
 
 
 def in_order(parts: Sequence[Sequence[Scored]], groups: Collection[int]) -> list[Scored]:

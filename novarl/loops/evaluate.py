@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from torch import Tensor
@@ -27,6 +27,8 @@ class Evaluation:
     pass_at: dict[int, float]
     failed: int
     rows: tuple[Scored, ...]
+    pass_interval: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """The 95 % interval of each `pass_at`, over rows."""
 
     def measures(self) -> dict[str, float]:
         """What a kind of evaluation measures besides, by the glossary's names without `eval/`."""
@@ -37,11 +39,12 @@ class Evaluation:
         found: dict[str, object] = {"score": self.score, "interval": list(self.interval), "n": self.n}
         if self.failed:
             found["failed"] = self.failed
-        return found | {f"pass@{k}": value for k, value in self.pass_at.items()}
+        found |= {f"pass@{k}": value for k, value in self.pass_at.items()}
+        return found | {f"pass@{k}_interval": list(ends) for k, ends in self.pass_interval.items()}
 
 
-def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion (1927): right also near 0 and 1."""
+def wilson(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion (1927): right also near 0 and 1. A tie is half a success."""
     if n == 0:
         return (0.0, 1.0)
     share = successes / n
@@ -87,7 +90,7 @@ def evaluate(
     asked = ranks.share(list(enumerate(prompts)))
     greedy = _together(ranks, score(sample(asked, 1, 0.0)))
     rewards = [item.reward for item in greedy if item.reward is not None]
-    pass_at: dict[int, float] = {}
+    passed: dict[int, list[float]] = {}
     if k > 0:
         by_prompt: dict[int, list[float]] = defaultdict(list)
         for item in _together(ranks, score(sample(asked, k, temperature))):
@@ -96,14 +99,15 @@ def evaluate(
         for size in [size for size in (1, 2, 4, 8, 16, 32, 64) if size < k] + [k]:
             full = [values for values in by_prompt.values() if len(values) >= size]
             if full:
-                pass_at[size] = fmean(pass_at_k(len(v), sum(reward >= right for reward in v), size) for v in full)
+                passed[size] = [pass_at_k(len(v), sum(reward >= right for reward in v), size) for v in full]
     return Evaluation(
         score=fmean(rewards) if rewards else math.nan,
         interval=mean_interval(rewards) if rewards else (-math.inf, math.inf),
         n=len(rewards),
-        pass_at=pass_at,
+        pass_at={size: fmean(shares) for size, shares in passed.items()},
         failed=len(greedy) - len(rewards),
         rows=tuple(greedy),
+        pass_interval={size: mean_interval(shares) for size, shares in passed.items()},
     )
 
 

@@ -70,7 +70,7 @@ def evaluate_rewards(
     columns = zip(table.rows.tolist(), table.confidence.tolist(), table.frequency.tolist(), strict=True)
     return RewardEvaluation(
         score=right / len(decided),
-        interval=wilson(round(right), len(decided)),
+        interval=wilson(right, len(decided)),
         n=len(decided),
         pass_at={},
         failed=0,

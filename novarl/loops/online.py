@@ -131,7 +131,11 @@ def prepare(state: LoopState, stages: Stages, gathered: Gathered) -> Pending:
     for item in scored:  # before anything is refused for it: where every rollout failed, this is all that tells why
         if item.reward is None:
             stages.bus.event(
-                "failed_rollout", prompt=item.rollout.prompt.id, index=item.rollout.index, error=item.error
+                "failed_rollout",
+                step=state.step + 1,
+                prompt=item.rollout.prompt.id,
+                index=item.rollout.index,
+                error=item.error,
             )
     kept = stages.admission.keep(scored, stages.prompts_per_rollout)
     batch = pack(kept)

@@ -41,7 +41,18 @@ class Mark:
 PANELS = (
     Panel("Reward", (("reward_raw_mean", "all rollouts"), ("reward_mean", "learnt from"))),
     Panel("Loss", (("total_loss", "total"), ("policy_loss", "policy"), ("kl_loss", "KL"), ("loss", "training"))),
-    Panel("Accuracy", (("accuracy", "next token"),)),
+    Panel(
+        "Accuracy",
+        (
+            ("accuracy", "next token"),
+            ("preference_accuracy", "chosen rewarded more"),
+            ("label_accuracy", "reward has the label's sign"),
+        ),
+    ),
+    Panel("Reward margin", (("reward_margin", "chosen less rejected"),)),
+    Panel(
+        "Reward of answers", (("reward_chosen_mean", "chosen, or good"), ("reward_rejected_mean", "rejected, or bad"))
+    ),
     Panel("KL divergence", (("kl", "moved by the update"), ("kl_mean", "to the reference")), log=True),
     Panel("Entropy", (("entropy", "policy"),)),
     Panel("Length of answers", (("length_mean", "mean"), ("length_max", "longest"))),
@@ -98,7 +109,12 @@ def _figure(rows: Sequence[Mapping[str, Any]], title: str, marks: Sequence[Mark]
     import matplotlib
     from matplotlib.figure import Figure
 
-    panels = [panel for panel in PANELS if any(name in row for row in rows for name, _ in panel.lines)][:6]
+    panels = [panel for panel in PANELS if any(name in row for row in rows for name, _ in panel.lines)]
+    scored = next((panel for panel in panels if panel.title == "Reward"), None) or _of_pairs(panels, rows)
+    if marks and scored is None:
+        scored = Panel("Held-out log-likelihood of a token", ())
+        panels.insert(1, scored)
+    panels = panels[:6]
     columns = min(3, len(panels))
     lines = math.ceil(len(panels) / columns)
     with matplotlib.rc_context(STYLE):
@@ -107,10 +123,16 @@ def _figure(rows: Sequence[Mapping[str, Any]], title: str, marks: Sequence[Mark]
         axes = figure.subplots(lines, columns, squeeze=False).ravel()
         for place, plot in enumerate(axes):
             if place < len(panels):
-                _panel(plot, panels[place], rows, marks if panels[place].title == "Reward" else [])
+                _panel(plot, panels[place], rows, marks if panels[place] is scored else [])
             else:
                 plot.remove()
         figure.savefig(path, metadata={"Software": None})
+
+
+def _of_pairs(panels: Sequence[Panel], rows: Sequence[Mapping[str, Any]]) -> Panel | None:
+    """The panel with the accuracies of a run on pairs, whose held-out score is one too."""
+    told = any(name in row for row in rows for name in ("preference_accuracy", "label_accuracy"))
+    return next((panel for panel in panels if panel.title == "Accuracy"), None) if told else None
 
 
 def _panel(plot: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], marks: Sequence[Mark]) -> None:
@@ -128,7 +150,7 @@ def _panel(plot: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], marks: S
             plot.plot(across, values, color=colour, linewidth=1.0, alpha=0.3)
         plot.plot(across, smooth or values, color=colour, linewidth=1.8, label=label, zorder=above)
         unit = lookup(name).unit
-        plot.set_ylabel("" if unit == "1" else unit)
+        plot.set_ylabel("" if unit == "1" or ";" in unit else unit)
         drawn.append(values)
     if panel.log and _decades([value for values in drawn for value in values]) > 1.5:
         plot.set_yscale("log")
@@ -138,7 +160,7 @@ def _panel(plot: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], marks: S
     plot.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     plot.grid(True, axis="y")
     plot.margins(x=0.03)
-    if len(panel.lines) > 1:
+    if len(panel.lines) > 1 or (panel.lines and marks):
         plot.legend(loc="best", fontsize=8, labelcolor=INK)
 
 

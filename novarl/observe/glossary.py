@@ -70,6 +70,12 @@ LOSSES = {
     ),
     "perplexity": Metric("exp(loss)", "1", "down", "falls; 1 is certainty"),
     "accuracy": Metric("mean_t [argmax pi == token_t]", "share", "up", "rises"),
+    "micro_batches": Metric(
+        "micro-batches that the update's gradient took, over all ranks: as many as `micro.max_tokens` makes",
+        "micro-batches",
+        reduction="sum",
+        deterministic=False,
+    ),
     "grad_norm": Metric(
         "L2 norm of the whole gradient, before clipping", "1", healthy="no jumps; within a decade", reduction="same"
     ),
@@ -250,6 +256,10 @@ LENGTHS = {
     "prompt_tokens": Metric(
         "tokens that the policy did not choose: prompts, and answers of an environment", "tokens", reduction="sum"
     ),
+    "turns_mean": Metric(
+        "mean over the rollouts that are used of the turns the policy took; absent where none took more than one",
+        "turns",
+    ),
     "completion_tokens": Metric("tokens that the policy chose", "tokens", reduction="sum"),
     "tokens": Metric("all tokens of the update", "tokens", reduction="sum"),
 }
@@ -267,7 +277,10 @@ SCORES = {
     "eval/score_high": Metric("upper end of its 95 % interval", "as eval/score", "up"),
     "eval/n": Metric("held-out rows", "rows", reduction="same"),
     "eval/pass_at_<k>": Metric(
-        "chance that one of k samples is right, unbiased from n >= k samples (arXiv 2107.03374)", "share", "up"
+        "chance that one of k samples is right, unbiased from n >= k samples (arXiv 2107.03374); right: its reward is "
+        "at least 1",
+        "share",
+        "up",
     ),
     "eval/length_mean": Metric("mean tokens of the held-out answers", "tokens"),
     "eval/truncated_fraction": Metric("share of held-out answers stopped by a limit", "share", "down", "below 0.1"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 LABELS = {
@@ -155,23 +155,37 @@ def _scores(measured: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     shown = {name: score for name, score in measured.items() if score}
     if not shown:
         return []
-    lines = [f"  {name:<7}{_score(score)}" for name, score in shown.items()]
+    width = max(7, *(len(f"{score['score']:.3f}") for score in shown.values()))
+    shares = all(0.0 <= end <= 1.0 for score in shown.values() for end in (score["score"], *_interval(score)))
+    lines = [f"  {name:<7}{_score(score, width, shares)}" for name, score in shown.items()]
     *_, last = shown.values()
-    lines += [f"  {name:<7}{value:7.3f}" for name, value in last.items() if name.startswith("pass@")]
+    passed = {name: value for name, value in last.items() if name.startswith("pass@") and not name.endswith("interval")}
+    lines += [
+        f"  {name:<7}{value:{width}.3f}{_between(last.get(f'{name}_interval') or ())}" for name, value in passed.items()
+    ]
+    if passed:
+        lines.append("  (the score is of greedy answers, pass@k of sampled ones: right from a reward of 1 on)")
     if len(shown) == 2:
-        lines.append(f"  {'gain':<7}{shown['after']['score'] - shown['before']['score']:+z7.3f}")
+        lines.append(f"  {'gain':<7}{shown['after']['score'] - shown['before']['score']:+z{width}.3f}")
     return [*lines, ""]
 
 
-def _score(score: Mapping[str, Any]) -> str:
-    value, (low, high) = score["score"], score.get("interval") or (math.nan, math.nan)
-    text = f"{value:7.3f}"
-    if math.isfinite(low) and math.isfinite(high):
-        text += f"  [{low:.3f}, {high:.3f}]"
-    if 0.0 <= value <= 1.0:
-        text += f"  {_bar(value)}"
+def _score(score: Mapping[str, Any], width: int, is_share: bool) -> str:
+    text = f"{score['score']:{width}.3f}" + _between(_interval(score))
+    if is_share:
+        text += f"  {_bar(score['score'])}"
     text += f"  n={score['n']}" if "n" in score else ""
     return text + (f", {score['failed']} failed" if score.get("failed") else "")
+
+
+def _interval(score: Mapping[str, Any]) -> Sequence[float]:
+    """The ends that are known; JSON's texts stand for infinite ones."""
+    found = [float(end) for end in score.get("interval") or ()]
+    return found if all(map(math.isfinite, found)) else ()
+
+
+def _between(interval: Sequence[float]) -> str:
+    return f"  [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
 
 
 def _bar(share: float) -> str:

@@ -6,6 +6,9 @@ The final answer of a text is, by the first rule that finds one,
     2. the content of the last \boxed{...}, braces balanced
     3. the last number
 
+A reference is what it says by the first two rules; else the whole of it, such as "2\sqrt{3}" or "(3, 4)". A number
+after its last equals sign, or the last one of a sentence, will do for it as well.
+
 Numbers are read exactly, as fractions: "1,234.50", "-3/4", "\frac{3}{4}", "$12", "50%" (its 50), "2.5e3". Whole numbers
 agree when they are equal, other numbers when |a - b| <= tolerance * max(1, |b|). Answers that are not numbers agree
 when they are equal but for case, white space, dollar signs and a final full stop.
@@ -24,6 +27,7 @@ _NUMBER_OR_FRACTION = re.compile(rf"(?<![\w.]){_NUMBER}(?:\s*/\s*{_NUMBER})?")
 _WHOLE = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?")
 _FRAC = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _MARKED = re.compile(r"#{4}[ \t]*([^\n#]+)")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _MOST_DIGITS = 300
 """Longer digit strings are not answers; exact arithmetic on them would only cost time."""
 
@@ -34,14 +38,8 @@ def extract(text: str) -> str | None:
     >>> extract("48/2 = 24 and 48+24 = 72\n#### 72"), extract(r"so \boxed{\frac{1}{2}} of 3"), extract("about 1,234.")
     ('72', '\\frac{1}{2}', '1,234')
     """
-    marked = _MARKED.findall(text)
-    if marked:
-        return marked[-1].strip()
-    boxed = _last_boxed(text)
-    if boxed is not None:
-        return boxed.strip()
-    numbers = _NUMBER_OR_FRACTION.findall(_normal(text))
-    return numbers[-1].rstrip(".") if numbers else None
+    marked = _marked(text)
+    return _last_number(text) if marked is None else marked
 
 
 def parse(answer: str) -> Fraction | None:
@@ -69,21 +67,50 @@ def grade(given: str, reference: str, *, tolerance: float = 1e-6) -> bool:
 
 
 def correct(text: str, answer: Any, *, tolerance: float = 1e-6) -> float:
-    """1.0 where the text's final answer agrees with the reference (a number, or a text that ends in one), else 0.0.
+    """1.0 where the text's final answer agrees with the reference, else 0.0. One that is no number may also end a text
+    as it stands, unmarked.
 
     Errors: ValueError for a reference without an answer in it: that is the data's fault, not the policy's.
     """
-    reference = str(answer)
-    expected = extract(reference) or reference.strip()
-    if answer is None or not expected:
+    expected = _expected(str(answer)) if answer is not None else []
+    if not expected:
         raise ValueError(f"the row's reference answer {answer!r} holds no answer")
     given = extract(text)
-    return float(given is not None and grade(given, expected, tolerance=tolerance))
+    agree = given is not None and any(grade(given, one, tolerance=tolerance) for one in expected)
+    return float(agree or (_marked(text) is None and parse(expected[0]) is None and _ends_with(text, expected[0])))
 
 
 def math(*, tolerance: float = 1e-6) -> PerRollout:
     """Correctness of the final answer as a reward."""
     return by_answer(lambda text, answer: correct(text, answer, tolerance=tolerance))
+
+
+def _marked(text: str) -> str | None:
+    """The answer by the first two rules."""
+    found = _MARKED.findall(text)[-1:] or [_last_boxed(text)]
+    return None if found[0] is None else found[0].strip()
+
+
+def _last_number(text: str) -> str | None:
+    numbers = _NUMBER_OR_FRACTION.findall(_normal(text))
+    return numbers[-1].rstrip(".") if numbers else None
+
+
+def _expected(reference: str) -> list[str]:
+    """The answers that will do for a reference, the most literal one first; [] where it holds none."""
+    whole = _marked(reference) or reference.strip()
+    if whole != reference.strip() or parse(whole) is not None:
+        return [whole]
+    value = whole.rpartition("=")[2].strip()
+    if parse(value) is None:
+        value = (_last_number(whole) if _WORD.search(whole) else None) or ""
+    return [answer for answer in (whole, value) if answer]
+
+
+def _ends_with(text: str, answer: str) -> bool:
+    """Whether the answer stands at a text's end, and is not the end of a longer expression."""
+    wanted = re.escape(answer.strip("$. "))
+    return re.search(rf"(?:^|[^\s+*/^-]\s+|[:=$]){wanted}[\s.$]*$", text) is not None
 
 
 def _last_boxed(text: str) -> str | None:

@@ -163,3 +163,16 @@ def test_rewards_margins_and_ties() -> None:
     assert margins(reward, reward.flip(0)).tolist() == [1.0, 0.0, -1.0]
     assert preferred(reward, reward.flip(0)).tolist() == [1.0, 0.0, 0.0], "a tie is not preferred"
     assert implicit_rewards(ref, ref, beta=0.5).eq(0).all()
+
+
+def test_dpop_charges_nobody_for_rounding() -> None:
+    """Where training begins, the policy is the reference, as nearly as two passes agree: the gradient is DPO's."""
+    reference = torch.tensor([-250.0, -250.0, -3.0, -0.0])
+    off = torch.tensor([-1e-4, 1e-4, -1e-6, 0.0])
+
+    def gradient(loss: str) -> Tensor:
+        chosen = (reference + off).requires_grad_()
+        losses = LOSSES[loss].function(chosen, reference - 1.0, reference, reference - 1.0, beta=0.1)
+        return torch.autograd.grad(losses.sum(), chosen)[0]
+
+    torch.testing.assert_close(gradient("dpop"), gradient("sigmoid"), rtol=1e-4, atol=0.0)

@@ -252,3 +252,17 @@ def test_ctrl_c_saves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads((folder / "run" / "summary.json").read_text())["status"] == "stopped"
     finished(*DPO, "data=pairs.jsonl", "run_dir=run", "resume=auto")
     assert summary(folder / "run")["steps"] == 2
+
+
+def test_what_takes_long_before_the_first_step_is_said(folder: Path) -> None:
+    def said(run: str) -> list[str]:
+        return [event["message"] for event in events(folder / run, "alert") if "reference" in event["message"]]
+
+    finished(*DPO, "data=pairs.jsonl", "steps=1", "run_dir=run")
+    assert said("run") == [
+        "first the reference's log-probabilities of all 40 rows are computed, once for the whole run"
+    ]
+    finished(*DPO, "data=pairs.jsonl", "steps=2", "run_dir=run", "resume=auto")
+    assert len(said("run")) == 1, "they are read where a run goes on"
+    finished(*DPO, "data=pairs.jsonl", "steps=1", "loss=simpo", "run_dir=other")
+    assert not said("other"), "there is no reference"

@@ -404,3 +404,16 @@ def test_a_directory_that_cannot_be_locked_holds_runs_all_the_same(
     finished("sft", *SFT, "task=sort", "run_dir=run", "steps=1")
     finished("sft", *SFT, "task=sort", "run_dir=run", "resume=auto", "steps=2")
     assert len(metrics(folder / "run")) == 2
+
+
+def test_the_speed_of_a_step_is_that_of_all_its_updates(folder: Path) -> None:
+    words = ("rl", *RL, "data=rows.jsonl", "algo=ppo_clip", "updates_per_rollout=2", "reward=lexical", "steps=3")
+    finished(*words, "run_dir=run")
+    rows = metrics(folder / "run")
+    assert [("tokens_per_second" in row, "episodes_per_second" in row) for row in rows] == [
+        (last, last) for _ in range(3) for last in (False, True)
+    ]
+    for first, last in zip(rows[::2], rows[1::2], strict=True):
+        seconds = first["time/step_s"] + last["time/step_s"]
+        assert last["tokens_per_second"] == pytest.approx(last["completion_tokens"] / seconds)
+        assert last["episodes_per_second"] == pytest.approx(last["episodes"] / seconds)

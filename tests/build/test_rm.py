@@ -309,3 +309,24 @@ def test_what_to_try_next() -> None:
     found = {"command": "rm", "loss": "bt", "paths": {"run_dir": "runs/rm", "model": "m"}, "task": "sort"}
     assert [command for command, _ in next_steps(found)] == ["novarl rl task=sort reward=model:runs/rm"]
     assert next_steps(found | {"loss": "implicit_ce"}) == []
+
+
+@pytest.mark.parametrize("form", ["prompts apart", "in both"])
+def test_the_rows_are_named_where_they_have_prompts_of_their_own(form: str, folder: Path) -> None:
+    pairs = [
+        {
+            side: [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[side]}]
+            for side in SIDES
+        }
+        for row in preferences()
+    ]
+    data = write_rows(folder / "mine.jsonl", preferences() if form == "prompts apart" else pairs)
+    finished(*RM, "loss=bt", f"data={data}", "steps=1", "run_dir=rm")
+    words = f"data={data if form == 'prompts apart' else 'rows.jsonl'} model=tiny reward=model:rm"
+    assert f"novarl rl {words}" in [command for command, _ in next_steps(summary(folder / "rm"))]
+    more = ("prompts_per_rollout=2", "responses_per_prompt=2", "rollout.max_tokens=4", "steps=1", "run_dir=rl")
+    ended = novarl("rl", f"data={data}", "model=tiny", "reward=model:rm", *more)
+    assert (ended.code == 0) == (form == "prompts apart"), ended.err
+
+
+SIDES = ("chosen", "rejected")

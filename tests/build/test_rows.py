@@ -9,7 +9,7 @@ import pytest
 from novarl.build.rows import set_aside, sft_rows
 from novarl.config.tree import SFTConfig
 from novarl.models.load import load
-from tests.build.harness import write_rows
+from tests.build.harness import QUIET, events, finished, write_rows
 
 
 @pytest.mark.parametrize("sizes", [[1] * 40, [3] * 40, [1 + row % 4 for row in range(47)]])
@@ -55,3 +55,51 @@ def test_the_sequences_of_a_conversation_are_all_learnt_from_or_all_measured_on(
 
     assert len(names(rows.train)) == 37 and len(names(rows.held_out)) == 3
     assert not names(rows.train) & names(rows.held_out)
+
+
+def asked(number: int) -> dict[str, str]:
+    return {"prompt": f"question {number}", "answer": f"{number}"}
+
+
+def told(number: int) -> dict[str, str]:
+    return {"prompt": f"question {number}", "completion": f"{number}"}
+
+
+def preferred(number: int) -> dict[str, str]:
+    return {"prompt": f"question {number}", "chosen": f"{number}", "rejected": "no"}
+
+
+def judged(number: int) -> dict[str, object]:
+    return {"prompt": f"question {number}", "completion": f"{number}", "label": number % 2 == 0}
+
+
+RUNS = {
+    "rl": (asked, ("rl", "reward=length", "algo=grpo", "prompts_per_rollout=2", "responses_per_prompt=2")),
+    "sft": (told, ("sft",)),
+    "dpo": (preferred, ("dpo", "batch_size=2")),
+    "kto": (judged, ("dpo", "loss=kto", "batch_size=2")),
+    "rm": (preferred, ("rm", "batch_size=2")),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_held_out_rows_that_are_learnt_from_too_are_counted(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row, words = RUNS[kind]
+    write_rows(tmp_path / "rows.jsonl", map(row, range(20)))
+    write_rows(tmp_path / "twice.jsonl", [row(number % 19) for number in range(40)])
+    write_rows(tmp_path / "others.jsonl", map(row, (3, 21, 5, 22, 30, 31)))
+    more = ("rollout.max_tokens=4",) if kind == "rl" else ()
+    for name, expected in (
+        ("data=rows.jsonl", None),
+        *([("data=twice.jsonl", "4 of 4")] if kind != "kto" else []),  # which holds out as many good rows as bad ones
+        ("data=rows.jsonl eval.data=others.jsonl", "2 of 6"),
+        ("data=rows.jsonl eval.data=rows.jsonl eval.n=1", "1 of 1"),
+    ):
+        run = tmp_path / name.replace(".", "_").replace("=", "_")
+        finished(*words, *name.split(), "model=tiny", "steps=1", *more, *QUIET, f"run_dir={run}")
+        notes = [event["message"] for event in events(run, "alert") if "held-out" in event["message"]]
+        of = None if expected is None else f"{expected} held-out row{'s are' if expected != '1 of 1' else ' is'} learnt"
+        assert [note.startswith(str(of)) for note in notes] == ([] if of is None else [True]), notes

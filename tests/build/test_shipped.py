@@ -98,7 +98,9 @@ def test_a_metric_without_an_explanation_is_caught(tmp_path: Path, monkeypatch: 
     from novarl.build.session import Session
 
     report = Session._report
-    monkeypatch.setattr(Session, "_report", lambda self, step, record: report(self, step, record | {"novel": 1.0}))
+    monkeypatch.setattr(
+        Session, "_report", lambda self, step, record, whole: report(self, step, record | {"novel": 1.0}, whole=whole)
+    )
     data, run = write_rows(tmp_path / "rows.jsonl", questions()), tmp_path / "run"
     finished("rl", *RL, f"data={data}", "reward=lexical", f"run_dir={run}")
     with pytest.raises(KeyError, match="novel"):

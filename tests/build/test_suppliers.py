@@ -19,6 +19,7 @@ from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.rewards.compose import RewardSet
 from novarl.rewards.user_file import FileReward, load
 from novarl.rewards.verdict import Failure, Scorer, Verdict
+from tests.build.harness import ON_TASK, finished, metrics
 
 TOKENIZER = ByteTokenizer()
 PROMPT = Prompt("p", tuple(b"ask:"), ({"role": "user", "content": "ask:"},))
@@ -107,3 +108,12 @@ def test_a_failure_among_others_is_left_out() -> None:
         return [Failure("no") if rollout.index == 0 else 0.5 for rollout in rollouts]
 
     assert [(found.value, found.std) for found in estimates({b"": b"abc"}, reward)] == [(0.5, 0.0)]
+
+
+def test_a_policy_that_waits_for_its_critic_has_the_whole_schedule(tmp_path: Path) -> None:
+    """Its learning rate begins to fall when it begins to learn, and ends where `optim.min_lr_ratio` says."""
+    words = ("algo=ppo", "updates_per_rollout=1", "critic.warmup_steps=2", "steps=4", "optim.lr=1e-3")
+    finished("rl", *ON_TASK, *words, "optim.schedule=linear", f"run_dir={tmp_path / 'run'}")
+    learnt = [record for record in metrics(tmp_path / "run") if record["phase"] == "rl"]
+    assert [record.get("lr") for record in learnt] == [None, None, 1e-3, 5e-4]
+    assert [record["critic_lr"] for record in learnt] == [1e-3, 7.5e-4, 5e-4, 2.5e-4]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from novarl.build.judge import write_samples
+from novarl.core.types import Prompt, Rollout, Scored
 from tests.build.harness import RL, events, finished, novarl, questions, snapshot, write_rows
 
 TRL = """
@@ -122,3 +124,29 @@ def test_after_an_evaluation_nothing_is_advised_that_was_not_written(tmp_path: P
     words = ("model=tiny", "eval.n=2", "rollout.max_tokens=4", f"data={data}", "reward=length", f"run_dir={run}")
     said = finished("eval", *words).out
     assert "tensorboard" not in said and f"less {run}/samples.md" in said
+
+
+@pytest.mark.parametrize("form", ["texts", "messages"])
+def test_samples_show_all_that_was_asked(tmp_path: Path, form: str) -> None:
+    data, run = write_rows(tmp_path / "rows.jsonl", rows(form)), tmp_path / "run"
+    finished(
+        "eval", "model=tiny", "eval.n=2", "rollout.max_tokens=4", f"data={data}", "reward=length", f"run_dir={run}"
+    )
+    shown = (run / "samples.md").read_text()
+    assert shown.count("system:\n\n```\nBe brief.\n```\n\nuser:\n\n```\n") == (2 if form == "messages" else 0)
+    assert shown.count("user:") == (2 if form == "messages" else 0)
+
+
+def test_samples_show_every_turn(tmp_path: Path) -> None:
+    def says(role: str, text: str) -> dict[str, str]:
+        return {"role": role, "content": text}
+
+    asked = Prompt("rows:1", (1,), (says("user", "2 + 3?"),))
+    turns = (says("assistant", "add(2, 3)"), says("tool", "5"), says("assistant", "It is 5."))
+    told = Rollout(asked, 0, 0, (), (*asked.messages, *turns), "It is 5.", finish_reason="turns", info={"turns": 2})
+    write_samples(tmp_path / "samples.md", [Scored(told, {}, 1.0)])
+    shown = (tmp_path / "samples.md").read_text()
+    given = "given (reward 1.000, cut off at the limit of turns):\n\n"
+    parts = (f"{name}:\n\n```\n{text}\n```" for name, text in (turn.values() for turn in turns))
+    assert shown.endswith(given + "\n\n".join(parts) + "\n")
+    assert "## 1. rows:1\n\n```\n2 + 3?\n```" in shown and "user:" not in shown

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from novarl.observe import glossary
 from novarl.observe.glossary import METRICS, lookup
-from tests.build.harness import ON_TASK, SFT, finished, metrics
+from tests.build.harness import ON_TASK, RL, SFT, finished, metrics, questions, write_rows
 
 CONSTRAINED = "constraint_optimization.enabled=true constraint_optimization.kl_constraint=0.001"
 RUNS = {
@@ -33,8 +34,13 @@ RUNS = {
         *("rl", *ON_TASK, "multi_objective.enabled=true"),
         "multi_objective.objectives={reward: {direction: max}, length: {direction: min}}",
     ),
+    "several turns": (
+        *("rl", *RL, "data={rows}", "reward=lexical", "rollout.env_path={env}", "rollout.max_turns=2"),
+        *("rollout.max_tokens=64", "rollout.stop=[e,t,a,o,i,n,s,r]"),
+    ),
 }
-"""The smallest runs that between them write every metric."""
+"""The smallest runs that between them write every metric; of {rows} and {env}, whose files are written for them."""
+ENV = 'def interact(messages):\n    return [{"role": "user", "content": "go on"}]\n'
 ELSEWHERE = frozenset(glossary.PREFERENCE) | {"split_micro_batches", "memory_device_mb"}
 """Written by the runs on pairs, where memory runs out, and on a GPU, in tests of their own."""
 
@@ -43,9 +49,12 @@ ELSEWHERE = frozenset(glossary.PREFERENCE) | {"split_micro_batches", "memory_dev
 def written(tmp_path_factory: pytest.TempPathFactory) -> set[int]:
     """The entries, by identity, of the metrics that the runs wrote."""
     found: set[int] = set()
+    home = tmp_path_factory.mktemp("written")
+    (env := home / "env.py").write_text(ENV)
+    files = {"{rows}": str(write_rows(home / "rows.jsonl", questions())), "{env}": str(env)}
     for number, words in enumerate(RUNS.values()):
-        run: Path = tmp_path_factory.mktemp("written") / str(number)
-        finished(*words, f"run_dir={run}")
+        run = home / str(number)
+        finished(*(re.sub(r"\{(rows|env)\}", lambda name: files[name[0]], word) for word in words), f"run_dir={run}")
         names = {name for record in metrics(run) for name in record} - {"schema", "phase"}
         found |= {id(lookup(name)) for name in names}
     return found

@@ -177,6 +177,26 @@ def test_other_kinds_in_words() -> None:
     )
 
 
+def test_files_that_are_not_there_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "data=rows.jsonl",
+        "eval.data=./more",
+        "reward=mine.py:score",
+        "rollout.env_path=mine.py",
+        "model=/nowhere",
+    ]
+    named = {"data": "rows.jsonl", "eval.data": "./more", "rollout.env_path": "mine.py", "model": "/nowhere"}
+    said = describe(load(RLConfig, overrides=words))
+    for key, path in {**named, "reward.score.source": "mine.py"}.items():
+        assert f"Note: there is no {path} here, which {key} names." in said
+    for name in ("rows.jsonl", "more", "mine.py"):
+        (tmp_path / name).touch()
+    assert describe(load(RLConfig, overrides=words)).count("Note: there is no") == 1
+    hub = ["data=org/rows@train", "model=org/model", "reward=math", "run_dir=./new", "rollout.stop=[./x]"]
+    assert "there is no" not in describe(load(RLConfig, overrides=hub))
+
+
 def test_what_is_left_open_is_said_to_be_open() -> None:
     said = describe(load(RLConfig, overrides=["task=sort"]))
     assert "as many tokens as the task allows" in said and "The algorithm says how many optimiser updates" in said

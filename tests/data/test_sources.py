@@ -130,6 +130,11 @@ def test_bad_elements_of_a_json_array_are_rows_with_their_reasons(tmp_path: Path
     ]
 
 
+def test_blanks_beside_a_name_of_a_column_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt, answer\n2 + 2, 4\n")
+    assert [row.value for row in read(tmp_path / "a.csv")] == [{"prompt": "2 + 2", "answer": " 4"}]
+
+
 def test_bad_csv_rows_cost_only_themselves(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n3\n"stray,4\n5,6\n\xff,7\n8,9,10\n"x"y,11\n12,\n')
     found = {row.where: row.value or row.error for row in read(tmp_path / "a.csv")}

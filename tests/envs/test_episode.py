@@ -133,7 +133,8 @@ def test_the_turn_limit(tokenizer, scripted, ask) -> None:
 def test_the_context_limit(tokenizer, scripted, ask) -> None:
     rollout = run(scripted(tokenizer, "one;", "never;"), Talker("long" * 9), ask(tokenizer), max_turns=5, context=40)
     assert (rollout.status, rollout.finish_reason, rollout.text) == ("truncated", "context", "one")
-    assert shown(rollout, tokenizer)[0].startswith("u:hi;a:ONE;")
+    assert shown(rollout, tokenizer) == ["u:hi;a:ONE;"], "nothing longer than the context is learnt from"
+    assert rollout.messages[-1] == {"role": "assistant", "content": "one"}, "rewards find the answer at the end"
 
 
 def test_a_cut_turn_ends_the_conversation(tokenizer, scripted, ask) -> None:

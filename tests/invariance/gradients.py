@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from novarl.algos.off_policy import truncated_weight
 from novarl.algos.surrogates import ppo_clip
-from novarl.core.types import Batch, Scored
+from novarl.core.types import Batch, Record, Scored
 from novarl.data.pack import pack
 from novarl.distributed.ranks import Ranks
 from novarl.learn.credit import CreditRule
@@ -21,6 +21,7 @@ from novarl.learn.optim import OptimSettings
 from novarl.learn.policy import PolicyLearner
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import Layout
+from novarl.observe.glossary import deterministic
 from tests.invariance.sharp import perturbed, recorded, sharp_policy
 
 Gradients = dict[str, Tensor]
@@ -46,6 +47,12 @@ class Distance:
 
     def within(self, limits: Limits) -> bool:
         return self.whole <= limits.whole and self.tensor <= limits.tensor
+
+
+def measured(record: Record) -> Record:
+    """A record without how many micro-batches it took, the one thing in it that budget, layout and ranks may change."""
+    assert record["micro_batches"] >= 1
+    return {name: value for name, value in record.items() if deterministic(name)}
 
 
 def distance(mine: Gradients, theirs: Gradients) -> Distance:

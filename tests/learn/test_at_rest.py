@@ -19,7 +19,7 @@ from novarl.learn import plan as planning
 from novarl.learn.objective import Surrogate
 from novarl.learn.plan import plan, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
-from tests.invariance.gradients import Gradients, make_learner, sharp_case, weights_of
+from tests.invariance.gradients import Gradients, make_learner, measured, sharp_case, weights_of
 
 RESTS = 3
 """One trajectory in so many has no advantage."""
@@ -90,7 +90,7 @@ def test_gradient_and_metrics_are_those_of_all_answers(name: str, monkeypatch: p
     assert max(float(grad.abs().max()) for grad in whole.values()) > 1e-3
     for key, grad in whole.items():
         torch.testing.assert_close(short[key], grad, rtol=1e-9, atol=1e-12)
-    assert said == pytest.approx(also, rel=1e-9, abs=1e-12)
+    assert measured(said) == pytest.approx(measured(also), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("terms", [{"kl_loss_coef": 0.1}, {"entropy_coef": 0.01}, {"proportional": False}])
@@ -111,7 +111,7 @@ def test_a_few_at_rest_learn_along(monkeypatch: pytest.MonkeyPatch) -> None:
     assert some < every == batch.tokens.numel()
     for key, grad in whole.items():
         torch.testing.assert_close(short[key], grad, rtol=1e-9, atol=1e-12)
-    assert said == pytest.approx(also, rel=1e-9, abs=1e-12)
+    assert measured(said) == pytest.approx(measured(also), rel=1e-9, abs=1e-12)
     monkeypatch.setattr(planning, "FEW", resting)
     assert update(monkeypatch, SURROGATES["ppo_clip"])[2] == some
 

@@ -192,12 +192,12 @@ def update(free):
     batch = pack_sequences([row(index) for index in range(64)])
     record = learner.update(batch)
     resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-    return caught, record.get("split_micro_batches", 0.0)
+    return caught, record.get("split_micro_batches", 0.0), record["micro_batches"]
 
-limited, splits = update(150 << 20)
-whole, none = update(0)
+limited, splits, parts = update(150 << 20)
+whole, none, one = update(0)
 error = max(float((limited[n] - whole[n]).norm() / whole[n].norm()) for n in whole)
-print(splits, none, error)
+print(splits, none, parts, one, error)
 """
 
 
@@ -205,5 +205,6 @@ def test_a_process_whose_address_space_ends() -> None:
     """Real allocations fail: about 500 MB are needed at once, 150 MB are free."""
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    splits, none, error = (float(word) for word in done.stdout.split())
+    splits, none, parts, one, error = (float(word) for word in done.stdout.split())
     assert splits >= 1 and none == 0 and error < 2e-5
+    assert parts == 1 + splits and one == 1, "those of the pass that came to its end"

@@ -20,6 +20,7 @@ from novarl.learn import policy
 from novarl.learn.credit import CreditRule
 from novarl.learn.objective import Objective
 from novarl.learn.optim import OptimSettings
+from novarl.learn.plan import plan
 from novarl.learn.policy import PolicyLearner
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import Layout
@@ -155,7 +156,8 @@ def test_what_it_reports_is_what_the_glossary_says(aggregation: str) -> None:
     _, found, _ = updated(case, lr=1e-4)
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
-    assert found.keys() - expected.keys() == {"kl", "lr", "kl_coef", "entropy_coef"}
+    assert found.keys() - expected.keys() == {"kl", "lr", "kl_coef", "entropy_coef", "micro_batches"}
+    assert found["micro_batches"] == len(plan(case.batch, Ranks(), 100)) > 1
     assert found["lr"] == 1e-4 and found["kl_coef"] == KL and found["entropy_coef"] == ENTROPY
     assert all(lookup(name) is METRICS[name] for name in found)
 

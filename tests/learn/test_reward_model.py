@@ -31,7 +31,7 @@ from novarl.models.forward import Layout
 from novarl.models.heads import ValueModel, with_head
 from novarl.observe.glossary import lookup
 from tests.distributed.fork import run
-from tests.invariance.gradients import LIMITS, Gradients, distance
+from tests.invariance.gradients import LIMITS, Gradients, distance, measured
 from tests.learn.pairs import (
     WHOLE,
     caught,
@@ -149,7 +149,7 @@ def test_budget_and_layout_do_not_matter(loss: str, dtype: torch.dtype) -> None:
         for layout in ("packed", "padded"):
             found, told = caught(learner(of, loss, budget=budget, layout=layout), whole)
             assert distance(found, expected).within(LIMITS[dtype]), (budget, layout, distance(found, expected))
-            assert told == pytest.approx(record, rel=1e-4, abs=1e-5)
+            assert measured(told) == pytest.approx(measured(record), rel=1e-4, abs=1e-5)
 
 
 def on_a_rank(ranks: Ranks, loss: str) -> tuple[Gradients, dict[str, float], Tensor]:
@@ -164,7 +164,7 @@ def test_ranks_do_not_matter(loss: str) -> None:
     alone = rewards_of(scorer(value_model(), loss), batch(loss), Ranks(), WHOLE)
     for found, told, rewards in run(on_a_rank, loss):
         assert distance(found, expected).within(LIMITS[torch.float64])
-        assert told == pytest.approx(record, rel=1e-6)
+        assert measured(told) == pytest.approx(measured(record), rel=1e-6)
         torch.testing.assert_close(rewards, alone)
 
 

@@ -17,13 +17,14 @@ from novarl.data.pack import pack_sequences
 from novarl.data.render import render_sft
 from novarl.distributed.ranks import Ranks
 from novarl.learn.optim import OptimSettings
+from novarl.learn.plan import plan
 from novarl.learn.scorer import Scorer
 from novarl.learn.supervised import SupervisedLearner
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import Layout
 from novarl.models.transformer import Decoder
 from novarl.observe.glossary import lookup
-from tests.invariance.gradients import LIMITS, Gradients, distance
+from tests.invariance.gradients import LIMITS, Gradients, distance, measured
 from tests.invariance.sharp import lessons, perturbed, sharp_policy
 
 LR = 1e-3
@@ -100,6 +101,7 @@ def test_loss_and_gradient_are_those_of_cross_entropy() -> None:
         "grad_norm": 1.5,
         "lr": LR,
         "tokens": float(whole.tokens.numel()),
+        "micro_batches": len(plan(whole, Ranks(), 60)),
     }
     assert all(lookup(name) for name in record)
 
@@ -108,11 +110,13 @@ def test_loss_and_gradient_are_those_of_cross_entropy() -> None:
 def test_neither_budget_nor_layout_matters(dtype: torch.dtype) -> None:
     of, whole = model(dtype), batch(dtype)
     expected, record = caught(learner(of), whole)
+    assert record["micro_batches"] == 1
     for budget in (1, 40, 100):
         for layout in ("packed", "padded"):
             found, told = caught(learner(of, budget=budget, layout=layout), whole)
             assert distance(found, expected).within(LIMITS[dtype]), (budget, layout, distance(found, expected))
-            assert told == pytest.approx(record, rel=1e-5)
+            assert told["micro_batches"] == len(plan(whole, Ranks(), budget))
+            assert measured(told) == pytest.approx(measured(record), rel=1e-5)
 
 
 def test_a_mean_of_micro_batch_means_is_caught() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,15 @@ def test_dynamic_sampling_gives_up_after_its_refills() -> None:
     assert admission.missing(items, 3, asked=8) == 2
     assert admission.missing(items, 3, asked=9) == 0
     assert groups(admission.keep(items, 3)) == [0], "fewer groups, rather than flat ones"
+
+
+def test_turns_are_reported_where_there_are_several() -> None:
+    items = group(0, VARIED)
+    assert "turns_mean" not in describe(items, items)
+    longer = [
+        replace(item, rollout=replace(item.rollout, info={"turns": 1 + turns})) for turns, item in enumerate(items)
+    ]
+    assert describe(longer, longer)["turns_mean"] == 2.0
 
 
 def test_more_groups_than_wanted_are_not_kept() -> None:

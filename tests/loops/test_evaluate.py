@@ -34,6 +34,11 @@ def test_wilson(successes: int, n: int, low: float, high: float) -> None:
     assert wilson(successes, n) == pytest.approx((low, high), abs=5e-5)
 
 
+def test_a_tie_is_half_a_success() -> None:
+    low, high = wilson(14.5, 29)
+    assert low == pytest.approx(1 - high) and wilson(14, 29)[0] < low < wilson(15, 29)[0]
+
+
 def test_wilson_of_nothing_is_everything() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
 
@@ -83,6 +88,8 @@ def test_evaluation() -> None:
     right = [0, 1, 2, 3, 4, 4]
     assert found.pass_at == {k: pytest.approx(fmean(pass_at_k(4, c, k) for c in right)) for k in (1, 2, 4)}
     summary = found.summary()
+    assert found.pass_interval[1] == mean_interval([c / 4 for c in right])
+    assert summary["pass@1_interval"] == list(found.pass_interval[1]) and found.pass_interval[1][0] < 14 / 24
     assert summary["pass@1"] == pytest.approx(14 / 24) and summary["failed"] == 1 and summary["n"] == 5
 
 

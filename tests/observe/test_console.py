@@ -82,11 +82,36 @@ def test_a_phase_ends_with_what_it_did() -> None:
     ]
 
 
+def test_updates_of_one_step_are_told_apart() -> None:
+    sink, stream = a_pipe()
+    sink.event("phase", {"name": "rl", "steps": 2})
+    for update in range(1, 5):
+        sink.step((update + 1) // 2, {"update": update, "reward_mean": 0.5})
+    assert stream.getvalue().splitlines()[1:] == [
+        f"Step {where}: Reward=0.5000" for where in ("1", "1, update 2", "2, update 3", "2, update 4")
+    ]
+
+
+def test_what_is_learnt_from_pairs_is_in_the_line() -> None:
+    sink, stream = a_pipe()
+    sink.event("start", {"run_dir": "runs/x", "loss": "sigmoid"})
+    sink.event("phase", {"name": "dpo", "steps": 1})
+    sink.step(1, {"loss": 0.5, "preference_accuracy": 0.75, "reward_margin": 0.25})
+    sink.close()
+    assert stream.getvalue().splitlines() == [
+        "Starting training run: runs/x",
+        "Loss: sigmoid",
+        "Starting dpo: 1 step",
+        "Step 1: Loss=0.5000, Accuracy=0.7500, Margin=0.2500",
+        "dpo: 1 step in 0:00, loss 0.5 → 0.5, accuracy 0.75 → 0.75",
+    ]
+
+
 def test_a_sample_now_and_then() -> None:
     sink, stream = a_pipe()
     sink.event("phase", {"name": "rl", "steps": 40})
     for step in range(1, 41):
-        sink.event("sample", {"prompt": f"p{step}", "text": "x", "reward": 0.5})
+        sink.event("sample", {"step": step, "prompt": f"p{step}", "text": "x", "reward": 0.5})
         sink.step(step, RECORD)
     assert re.findall(r"asked │ (\w+)", stream.getvalue()) == ["p1", "p11", "p21", "p31"]
     assert re.findall(r"Sample at step (\d+) \(reward 0.5\)", stream.getvalue()) == ["1", "11", "21", "31"]
@@ -94,7 +119,7 @@ def test_a_sample_now_and_then() -> None:
 
 def test_what_a_model_wrote_cannot_touch_the_terminal() -> None:
     sink, stream = a_pipe()
-    sink.event("sample", {"prompt": "a\nb", "text": "\x1b[2J\x07\r\u202etxt\x9b" + "y" * 500})
+    sink.event("sample", {"step": 1, "prompt": "a\nb", "text": "\x1b[2J\x07\r\u202etxt\x9b" + "y" * 500})
     shown = stream.getvalue()
     assert "  asked │ a⏎b\n" in shown
     assert all(character.isprintable() for line in shown.splitlines() for character in line)
@@ -119,7 +144,7 @@ def test_only_the_first_failed_rollout_is_said_and_unknown_events_are_not() -> N
 def test_a_stream_that_knows_only_ascii_gets_what_it_can_show() -> None:
     raw = io.BytesIO()
     sink = ConsoleSink(io.TextIOWrapper(raw, encoding="ascii"))
-    sink.event("sample", {"prompt": "日本", "text": "é"})
+    sink.event("sample", {"step": 1, "prompt": "日本", "text": "é"})
     sink.event("summary", {"after": {"score": 0.5, "n": 1}})
     assert b"asked ? ??" in raw.getvalue()
 
@@ -148,7 +173,8 @@ sink = ConsoleSink()
 sink.event("start", {"run_dir": "runs/x", "device": "cpu"})
 sink.event("phase", {"name": "rl", "steps": 4})
 for step in range(1, 5):
-    sink.event("sample", {"prompt": "a question [bold] " * 9, "text": "an answer :smile:" * 9, "reward": 0.5})
+    said = {"prompt": "a question [bold] " * 9, "text": "an answer :smile:" * 9, "reward": 0.5}
+    sink.event("sample", {"step": step, **said})
     sink.step(step, {"reward_mean": 0.2 * step, "kl": 1e-4, "entropy": 1.5, "length_mean": 9, "tokens_per_second": 4e3})
     time.sleep(0.3)
     if step == 2:

@@ -63,6 +63,37 @@ def test_one_picture_a_phase_and_the_last_is_curves(tmp_path: Path, drawn: list[
     assert curves == ["Reward", "Loss", "KL divergence", "Entropy", "Length of answers", "Clip fraction"]
 
 
+def test_a_run_on_pairs_shows_whether_they_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
+    sink = JsonlSink(tmp_path)
+    told = {"preference_accuracy": 0.75, "reward_margin": 0.5, "reward_chosen_mean": 0.2, "reward_rejected_mean": -0.3}
+    for step in range(1, 4):
+        sink.step(step, {"loss": 0.7 / step, **told, "grad_norm": 1.0, "lr": 1e-6})
+    sink.close()
+    draw(tmp_path)
+    (curves,) = drawn
+    wanted = ["Loss", "Accuracy", "Reward margin", "Reward of answers", "Gradient norm", "Learning rate"]
+    assert titles(curves) == wanted
+    assert [plot.get_ylabel() for plot in curves.axes[:2]] == ["", "share"], "the loss of pairs is not one of tokens"
+
+
+@pytest.mark.parametrize("kind", ["dpo", "sft"])
+def test_held_out_scores_of_runs_without_a_reward_are_drawn_too(tmp_path: Path, drawn: list[Figure], kind: str) -> None:
+    sink = JsonlSink(tmp_path)
+    told = {"preference_accuracy": 0.75} if kind == "dpo" else {"accuracy": 0.75}
+    sink.event("eval", {"name": "before", "score": 0.25, "interval": [0.125, 0.375], "n": 50})
+    for step in range(1, 5):
+        measured = {"eval/score": 0.5, "eval/score_low": 0.4, "eval/score_high": 0.6} if step == 2 else {}
+        sink.step(step, {"loss": 0.7 / step, **told, **measured, "grad_norm": 1.0, "lr": 1e-6})
+    sink.close()
+    draw(tmp_path)
+    (curves,) = drawn
+    where = "Accuracy" if kind == "dpo" else "Held-out log-likelihood of a token"
+    (plot,) = [plot for plot in curves.axes if plot.get_title(loc="left") == where]
+    (bars,) = plot.containers
+    assert [tuple(point) for point in bars.lines[0].get_xydata()] == [(2.0, 0.5), (0.0, 0.25)]
+    assert sum(bool(plot.containers) for plot in curves.axes) == 1
+
+
 def test_the_curves_are_the_numbers_of_the_run(tmp_path: Path, drawn: list[Figure]) -> None:
     draw(a_run(tmp_path))
     reward = drawn[1].axes[0]

@@ -34,6 +34,7 @@ def test_the_clock_and_the_machine_are_not_deterministic_and_all_else_is() -> No
         "time/<name>_s",
         "episodes_per_second",
         "tokens_per_second",
+        "micro_batches",
         "split_micro_batches",
         "memory_rss_mb",
         "memory_device_mb",

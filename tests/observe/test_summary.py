@@ -61,6 +61,12 @@ def test_an_evaluation_shows_its_score_pass_at_k_and_what_failed() -> None:
     lines = page.splitlines()
     assert lines[2].startswith("  score    0.250  [0.100, 0.400]") and lines[2].endswith("n=60, 4 failed")
     assert lines[3:5] == ["  pass@1   0.200", "  pass@4   0.500"] and "after" not in page
+    page = render_summary({"command": "eval", "after": after | {"pass@4_interval": [0.4, 0.6]}})
+    assert page.splitlines()[3:6] == [
+        "  pass@1   0.200",
+        "  pass@4   0.500  [0.400, 0.600]",
+        "  (the score is of greedy answers, pass@k of sampled ones: right from a reward of 1 on)",
+    ]
 
 
 def test_the_page() -> None:
@@ -85,6 +91,21 @@ def test_bars(score: float, bar: str) -> None:
 def test_a_score_that_is_no_share_has_no_bar_and_an_unknown_interval_is_not_shown(interval: object) -> None:
     page = render_summary({"after": {"score": 12.5, "interval": interval, "n": 1}})
     assert "  after   12.500  n=1\n" in page
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"score": -145.067, "interval": [-150.0, -140.0]}, {"score": 0.25, "interval": [0.1, 0.4]}),
+        ({"score": 0.5, "interval": [0.1, 0.9]}, {"score": 0.8, "interval": [0.5, 1.1]}),
+        ({"score": 0.5, "interval": [0.1, 0.9]}, {"score": 1.5}),
+    ],
+)
+def test_scores_that_are_not_all_shares_have_no_bars_and_stand_in_a_column(before: Any, after: Any) -> None:
+    lines = render_summary({"before": before, "after": after}).splitlines()[2:5]
+    assert not any(set("░█") & set(line) for line in lines)
+    first, second = (f"{score['score']:.3f}" for score in (before, after))
+    assert len({lines[0].index(first) + len(first), lines[1].index(second) + len(second)}) == 1
 
 
 def commands(**changes: Any) -> list[str]:

@@ -43,6 +43,14 @@ def test_named_rewards_combine_late_and_stay_apart(say) -> None:
     assert first.rollout.status == "done" and first.error is None
 
 
+@pytest.mark.parametrize("order", ["abc", "bac", "cab"])
+def test_weights_that_make_one_make_exactly_one(say, order: str) -> None:
+    """Evaluation takes a reward of 1 for a right answer, and scores of 0 and 1 for shares."""
+    weights = {"a": 0.3, "b": 0.6, "c": 0.1}
+    (only,) = score(RewardSet({name: giving(1.0) for name in order}, weights), [say("x")])
+    assert only.reward == 1.0
+
+
 def test_parts_of_one_reward_have_weights_of_their_own(say) -> None:
     parts = {"format": 1.0, "answer": 2.0}
     (only,) = score(RewardSet({"r": giving(parts)}, {"r": 3.0, "r/format": 0.0}), [say("x")])

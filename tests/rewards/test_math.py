@@ -94,6 +94,34 @@ def test_a_row_without_an_answer_fails_and_is_not_wrong(say) -> None:
     assert "ValueError" in str(found[1]) and "holds no answer" in str(found[1])
 
 
+@pytest.mark.parametrize(
+    ("text", "reference", "right"),
+    [
+        (r"so \boxed{2\sqrt{113}}", r"2\sqrt{113}", 1.0),
+        ("so 113", r"2\sqrt{113}", 0.0),
+        (r"\boxed{\left( 3, \frac{\pi}{2} \right)}", r"\left( 3, \frac{\pi}{2} \right)", 1.0),
+        (r"\boxed{(3,4)}", "(3, 4)", 1.0),
+        (r"\boxed{(9,4)}", "(3, 4)", 0.0),
+        ("it is (3, 4).", "(3, 4)", 1.0),
+        ("it is 4", "(3, 4)", 0.0),
+        ("#### x^2 + 3", "x^2+3", 1.0),
+        ("about 3", "x^2+3", 0.0),
+        ("it is 5 + x^2", "x^2", 0.0),
+        ("it is x^2", "x^2", 1.0),
+        (r"\boxed{5}", "x = 5", 1.0),
+        (r"\boxed{x=5}", "x = 5", 1.0),
+        (r"\boxed{2x+3}", "y = 2x + 3", 0.0),
+        ("72 in all, 72", "The answer is 72", 1.0),
+        ("#### 5 apples", "5 apples", 1.0),
+        ("I count 5", "5 apples", 1.0),
+        (r"\boxed{7}", r"so \boxed{7}", 1.0),
+    ],
+)
+def test_a_reference_that_is_no_number_is_taken_whole(text: str, reference: str, right: float) -> None:
+    """The last number of an expression is not its value."""
+    assert math.correct(text, reference) == right
+
+
 def test_huge_answers_cost_no_time() -> None:
     start = time.perf_counter()
     for text in ("9" * 100_000, "1e999999999", "9" * 50_000 + "/" + "7" * 50_000, "-" * 100_000, "1," * 50_000):

@@ -33,7 +33,8 @@ PLAIN = (
     ("Loss", ("total_loss", "loss"), ".4f"),
     ("Reward", ("reward_raw_mean", "reward_mean"), ".4f"),
     ("KL", ("kl_mean", "kl"), ".4f"),
-    ("Accuracy", ("accuracy",), ".4f"),
+    ("Accuracy", ("accuracy", "preference_accuracy", "label_accuracy"), ".4f"),
+    ("Margin", ("reward_margin",), ".4f"),
     ("Entropy", ("entropy",), ".4f"),
     ("Length", ("length_mean",), ".1f"),
     ("Tokens/s", ("tokens_per_second",), ".0f"),
@@ -94,7 +95,8 @@ class ConsoleSink:
 
     def _start(self, fields: Mapping[str, Any]) -> None:
         about = ", ".join(f"{name.capitalize()}: {value}" for name, value in fields.items() if name != "run_dir")
-        self._say(f"Starting RLHF training run: {fields['run_dir']}", "bold")
+        what = "RLHF training" if "algo" in fields else "training"
+        self._say(f"Starting {what} run: {fields['run_dir']}", "bold")
         if about:
             self._say(about, "dim")
 
@@ -143,11 +145,12 @@ class ConsoleSink:
     def _sample(self, fields: Mapping[str, Any]) -> None:
         """One sample now and then, before its step is learnt from: the first of a phase, then a few more."""
         gap = max(1, (self.gauge.steps or 100) // SAMPLES_PER_PHASE)
-        if self.sampled is not None and self.gauge.step - self.sampled < gap:
+        step = fields["step"]
+        if self.sampled is not None and step - self.sampled < gap:
             return
-        self.sampled = self.gauge.step
+        self.sampled = step
         reward = f" (reward {number(fields['reward'])})" if fields.get("reward") is not None else ""
-        self._say(f"Sample at step {self.gauge.step + 1}{reward}")
+        self._say(f"Sample at step {step}{reward}")
         for name, key in (("asked", "prompt"), ("wrote", "text")):
             self._say(
                 f"  {name} │ {printable(str(fields.get(key, '')), SAMPLE_WIDTH)}", "dim" if key == "prompt" else ""
@@ -197,7 +200,8 @@ def plain_line(step: int, record: Mapping[str, float]) -> str:
     found = ((label, next((name for name in names if name in record), None), form) for label, names, form in PLAIN)
     parts = ", ".join(f"{label}={format(record[name], form)}" for label, name, form in found if name is not None)
     epoch = f"Epoch {int(record['epoch'])}, " if "epoch" in record else ""
-    return f"{epoch}Step {step}: {parts}"
+    update = f", update {record['update']:.0f}" if record.get("update", step) != step else ""
+    return f"{epoch}Step {step}{update}: {parts}"
 
 
 def can_be_live(stream: TextIO) -> bool:

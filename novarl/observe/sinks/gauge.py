@@ -11,7 +11,8 @@ TREND_CELLS = 10
 READINGS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward", ("reward_raw_mean", "reward_mean")),
     ("loss", ("loss",)),
-    ("accuracy", ("accuracy",)),
+    ("accuracy", ("accuracy", "preference_accuracy", "label_accuracy")),
+    ("margin", ("reward_margin",)),
     ("KL", ("kl_mean", "kl_to_ref", "kl")),
     ("entropy", ("entropy",)),
     ("length", ("length_mean",)),

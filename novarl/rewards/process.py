@@ -139,7 +139,8 @@ class UserProcess:
         running: list[asyncio.Future[list[Any]]] = []
         for first, worker in enumerate(sorted(self._opened[:workers], key=lambda worker: worker.batches)[:every]):
             part = calls[first::every]
-            running.append(loop.run_in_executor(worker.thread, self._all, worker.lane, function, part, cancelled))
+            given = (worker.lane, function, part, cancelled, first == 0)
+            running.append(loop.run_in_executor(worker.thread, self._all, *given))
             worker.batches += 1
             running[-1].add_done_callback(worker.ended)
         results: list[Any] = [None] * len(calls)
@@ -173,7 +174,10 @@ class UserProcess:
             worker.thread.shutdown()
             worker.lane.close()
 
-    def _all(self, lane: Lane, function: Function, calls: Sequence[Call], cancelled: threading.Event) -> list[Any]:
+    def _all(
+        self, lane: Lane, function: Function, calls: Sequence[Call], cancelled: threading.Event, samples: bool
+    ) -> list[Any]:
+        """`samples`: of the workers that share a batch, the one whose load stands for all of theirs."""
         everything = dict(enumerate(calls))
         results: dict[int, Any] = {}
         hangs = 0
@@ -184,8 +188,9 @@ class UserProcess:
             # After one that hangs the next comes from elsewhere: its neighbours may be answers to the same prompt.
             number = list(left)[hangs * len(left) // MOST_HANGS]
             wave = left if function.is_async else {number: left[number]}
-            # Asking costs as much as a quick call.
+            # Asking costs as much as a quick call, and many that ask at once stand in each other's way.
             weighs = self._usual.get(function.name, SLOW) >= SLOW
+            weighs = weighs and (samples or len(self._loads[function.name]) < LATELY)
             exchange = lane.begin(function, wave, cancelled, weigh=weighs)
             # Until something of this batch has answered, the function may be stuck for good.
             last = {} if results or len(calls) == 1 else self._try_last(lane, exchange, calls, cancelled)

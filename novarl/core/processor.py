@@ -13,6 +13,8 @@ from pathlib import Path
 _ENOUGH = 8192
 """Characters of /proc/cpuinfo that describe the first core; for all of a large machine's the system takes its time."""
 
+_WHICH = {"family": "cpu family", "model": "model"}
+
 
 def about() -> dict[str, str]:
     """What the system says of the first core, as in /proc/cpuinfo; elsewhere what it calls the processor alone."""
@@ -23,6 +25,13 @@ def about() -> dict[str, str]:
         return {"model name": platform.processor()}
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def name() -> str:
+    """What the processor calls itself, and which of those it is: generations of unlike speed share a name."""
+    known = about()
+    called = known.get("model name") or platform.processor()
+    return ", ".join([called, *(f"{word} {known[key]}" for word, key in _WHICH.items() if key in known)])
 
 
 def exact_products() -> str:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import novarl
+from novarl.core import processor
 from novarl.core.checkpoint import write_atomic
 from novarl.core.errors import NovaError
-from novarl.core.processor import about
 
 LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts")
 """What grows while the run goes on, and is cut back to the checkpoint when it is resumed."""
@@ -181,7 +181,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in packages},
         "platform": platform.platform(),
-        "processor": about().get("model name") or platform.processor(),
+        "processor": processor.name(),
         "cores": os.cpu_count(),
         "variables": {
             name: os.environ.get(name) for name in ("MKL_CBWR", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG")

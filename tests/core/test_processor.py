@@ -15,7 +15,8 @@ INTEL = (
     "processor : 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R)\nflags\t\t: fpu avx2{}\n\nprocessor : 1\n"
 )
 AMD = (
-    "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2 avx512f\n\nprocessor : 1\n"
+    "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"
+    "flags\t\t: fpu avx2 avx512f\n\nprocessor : 1\n"
 )
 ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd\n\n"
 
@@ -32,6 +33,16 @@ ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd\n\n"
 def test_the_mode_of_a_processor(said: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "open", lambda path, **how: _File(said))
     assert processor.exact_products() == mode
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [(AMD, "AMD EPYC, family 25, model 17"), (INTEL.format(""), "Intel(R) Xeon(R)"), (ARM, "what Python says")],
+)
+def test_generations_of_one_name_are_told_apart(said: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "open", lambda path, **how: _File(said))
+    monkeypatch.setattr(processor.platform, "processor", lambda: "what Python says")
+    assert processor.name() == name
 
 
 class _File:

@@ -14,6 +14,7 @@ _ENOUGH = 8192
 """Characters of /proc/cpuinfo that describe the first core; for all of a large machine's the system takes its time."""
 
 _WHICH = {"family": "cpu family", "model": "model"}
+"""What tells generations apart, in our words and in those of /proc/cpuinfo."""
 
 
 def about() -> dict[str, str]:

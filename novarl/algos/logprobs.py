@@ -28,8 +28,8 @@ WIDE, LINE, PAGE = 1 << 13, 16, 1 << 10
 LOGITS = 1 << 26
 """Logits that exist at a time where nobody says for how many rows: 256 MiB of float32."""
 
-SLICE = 1040
-"""Columns whose gradient oneDNN computes at a time: it stays in the cache until it is added, transposed, where it
+SLICE = 2080
+"""Columns that oneDNN multiplies at a time: what it makes stays in the cache until it is copied or added where it
 belongs, and its rows do not lie a multiple of 4 KiB apart."""
 
 
@@ -245,21 +245,30 @@ class _Head:
 
 
 class _FastHead(_Head):
-    """The same through oneDNN, which writes its products to memory of its own and wants operands without gaps."""
+    """The same through oneDNN, which writes its products to memory of its own and wants operands without gaps: a slice
+    of the vocabulary at a time, so that neither they nor its copy of the weight ask the system for memory anew."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return times(hidden, self._weight)
+        if len(self._weight) <= SLICE:
+            return times(hidden, self._weight)
+        if self._scratch is None:
+            self._scratch = self._room()
+        z = self._scratch[: len(hidden), : len(self._weight)]
+        for columns in _chunks(len(self._weight), SLICE):
+            z[:, columns] = times(hidden, self._weight[columns])
+        return z
 
     def back(self, dz: Tensor, hidden: Tensor, d_hidden: Tensor | None, d_weight: Tensor | None) -> None:
-        if d_hidden is not None:
-            d_hidden.copy_(times(dz, self._weight.t()))
-        if d_weight is None:
-            return
         # With the vocabulary as rows, all of dz would have to be copied, transposed: so the product is, a slice of it.
         wide = hidden.t().contiguous()
-        for start in range(0, len(self._weight), SLICE):
-            columns = slice(start, start + SLICE)
-            d_weight[columns].add_(times(wide, dz[:, columns].contiguous().t()).t())
+        if d_hidden is not None:
+            d_hidden.zero_()
+        for columns in _chunks(len(self._weight), SLICE):
+            here = dz[:, columns].contiguous()
+            if d_hidden is not None:
+                d_hidden.add_(times(here, self._weight[columns].t()))
+            if d_weight is not None:
+                d_weight[columns].add_(times(wide, here.t()).t())
 
 
 def _check_temperature(temperature: float) -> None:
@@ -272,7 +281,7 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def _chunks(total: int, chunk: int) -> Iterator[slice]:
-    """The rows of each chunk."""
+    """The rows (of a weight: the columns of logits) of each chunk."""
     for start in range(0, total, chunk):
         yield slice(start, min(start + chunk, total))
 

@@ -1,6 +1,7 @@
 """A command in a process of its own, watched from outside: when each line of its diary came, and its memory meanwhile.
 
-Every side of a benchmark is measured by this one clock and this one scale. Times are good to POLL seconds.
+Every side of a benchmark is measured by this one clock and this one scale. Times are good to POLL seconds or, where
+that is longer, to PART of the time between two lines: looking is work too, on a core that the side has not then.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 POLL = 0.01
-SHARE = 0.02
+PART = 0.01
+SHARE = 0.01
 """Of a core, at most, goes into looking how much memory is held: dozens of processes take milliseconds to ask."""
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -54,15 +56,16 @@ def launch(
         while process.poll() is None and not (pid_file.exists() and pid_file.stat().st_size):
             time.sleep(POLL / 10)
         found = Timeline(time.time())
-        pid, stopped, look = int(pid_file.read_text()), False, 0.0
+        pid, stopped, look, last = int(pid_file.read_text()), False, 0.0, found.started
         while (ended := process.poll()) is None:
-            time.sleep(POLL)
+            time.sleep(max(POLL, PART * (time.time() - last)))
             now = time.time()
             if now >= look:
                 found.memory.append((now, _resident(pid)))
                 look = now + (time.time() - now) / SHARE
             fresh = [(now, line) for reader in readers for line in reader.fresh()]
             found.lines += fresh
+            last = now if fresh else last
             if until is not None and not stopped and any(until(line) for _, line in fresh):
                 os.kill(pid, signal.SIGINT)
                 stopped = True

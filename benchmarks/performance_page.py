@@ -27,7 +27,8 @@ lengths are shown. The commit under a section is that of our side; none: a worki
 run, as the peers do, in a virtualenv with what users install: transformers imports what else it finds. From ada739d on
 what the machine can do is measured before and after each round, whose floor is that of the better of the two. From
 e68ef5b on no weight of the models is 0: such became denormals in both sides' updates, which some processors multiply
-slowly; and in W2 ours has micro.max_tokens=1024, before 512. From de9ab75 on that is so in W3 too, before 768."""
+slowly; and in W2 ours has micro.max_tokens=1024, before 512. From de9ab75 on that is so in W3 too, before 768.
+From ac66fa7 on ours has 4096 in W1, before the default of 2,048, and all sides are looked at less often."""
 
 
 def load(page: str) -> dict[str, Any]:

@@ -210,12 +210,16 @@ class _Head:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden @ weight.T [R, V], in one place for all chunks and passes: a fresh one each time costs more in page
         faults than the arithmetic on it."""
-        if self._scratch is None:
-            self._scratch = self._room()
-        z = self._scratch[: len(hidden), : len(self._weight)]
+        z = self._place(len(hidden))
         if z.dtype == self._weight.dtype:
             return torch.mm(hidden, self._weight.T, out=z)
         return z.copy_(torch.mm(hidden, self._weight.T))
+
+    def _place(self, rows: int) -> Tensor:
+        """Where the logits of a chunk of so many rows go."""
+        if self._scratch is None:
+            self._scratch = self._room()
+        return self._scratch[:rows, : len(self._weight)]
 
     def _room(self) -> Tensor:
         """What another pass left, where that will do."""
@@ -251,9 +255,7 @@ class _FastHead(_Head):
     def logits(self, hidden: Tensor) -> Tensor:
         if len(self._weight) <= SLICE:
             return times(hidden, self._weight)
-        if self._scratch is None:
-            self._scratch = self._room()
-        z = self._scratch[: len(hidden), : len(self._weight)]
+        z = self._place(len(hidden))
         for columns in _chunks(len(self._weight), SLICE):
             z[:, columns] = times(hidden, self._weight[columns])
         return z

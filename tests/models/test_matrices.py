@@ -17,7 +17,6 @@ from novarl.engines.runner import ModelRunner
 from novarl.models.load import load
 from novarl.models.matrices import SOON, Matrix, PackedMatrix, as_matrix
 
-
 PACKED = [torch.float32, *[dtype for dtype in (torch.bfloat16,) if can_pack(torch.zeros(8, 8, dtype=dtype))]]
 """What oneDNN multiplies here: bfloat16 not without AVX-512, where it refuses (`can_pack` says so, as below)."""
 

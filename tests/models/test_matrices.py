@@ -10,15 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from novarl.algos import products
-from novarl.algos.products import can_pack, give_up_programs
+from novarl.algos.products import give_up_programs
 from novarl.core.types import Sampling
 from novarl.engines.local import LocalEngine, sample_all
 from novarl.engines.runner import ModelRunner
 from novarl.models.load import load
 from novarl.models.matrices import SOON, Matrix, PackedMatrix, as_matrix
 
-PACKED = [torch.float32, *[dtype for dtype in (torch.bfloat16,) if can_pack(torch.zeros(8, 8, dtype=dtype))]]
-"""What oneDNN multiplies here: bfloat16 not without AVX-512, where it refuses (`can_pack` says so, as below)."""
+HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+PACKED = [torch.float32, torch.bfloat16] if HAS_AVX512 else [torch.float32]
+"""What oneDNN multiplies here: without AVX-512 it refuses bfloat16."""
 
 
 @pytest.fixture(autouse=True)
@@ -95,8 +97,7 @@ def test_few_numbers_of_rows_are_asked_for() -> None:
 def test_what_cannot_be_packed_stays_as_it_lies() -> None:
     weight = drawn(8, 16)
     assert type(as_matrix(weight)) is PackedMatrix
-    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    assert type(as_matrix(weight.bfloat16())) is (PackedMatrix if has_avx512 else Matrix)
+    assert type(as_matrix(weight.bfloat16())) is (PackedMatrix if HAS_AVX512 else Matrix)
     assert type(as_matrix(weight.double())) is Matrix and type(as_matrix(weight.half())) is Matrix
     give_up_programs()
     assert type(as_matrix(weight)) is Matrix

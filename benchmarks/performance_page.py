@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks import report
+from benchmarks.floors import LASTING
 from benchmarks.workloads import WORKLOADS
 
 BINS = 8
@@ -28,7 +29,8 @@ run, as the peers do, in a virtualenv with what users install: transformers impo
 what the machine can do is measured before and after each round, whose floor is that of the better of the two. From
 e68ef5b on no weight of the models is 0: such became denormals in both sides' updates, which some processors multiply
 slowly; and in W2 ours has micro.max_tokens=1024, before 512. From de9ab75 on that is so in W3 too, before 768.
-From ac66fa7 on ours has 4096 in W1, before the default of 2,048, and all sides are looked at less often."""
+From ac66fa7 on ours has 4096 in W1, before the default of 2,048, and all sides are looked at less often; in families,
+which is W1's step, ours have it too where its section says so."""
 
 
 def load(page: str) -> dict[str, Any]:
@@ -120,13 +122,17 @@ def _floors_said(record: Mapping[str, Any], middle: Mapping[str, Mapping[str, fl
     importing = ""
     if "torch" in rates:  # pages of earlier code have no such measure
         importing = f" Importing torch takes {rates['torch']:.2f} s, with transformers {rates['transformers']:.2f} s."
+    lasting = ""
+    if rates.get("lasting_fp32"):
+        lasting = f" ({rates['lasting_fp32']:.0f} if they go on for {LASTING:.0f} s)"
     peak = ""
     if rates.get("peak_bf16", 0.0) > rates["train_bf16"]:
         peak = f" Its maker states a peak of {rates['peak_bf16']:.0f} GFLOP/s in bf16."
     return (
         f"Floor on this machine, by the formulas in `benchmarks/floors.py`: {'; '.join(sides)}, with a median of "
-        f"{rates['train_fp32']:.0f} GFLOP/s in training's products, {rates['decode_fp32']:.0f} in decoding's (in bf16 "
-        f"{rates['train_bf16']:.0f} and {rates['decode_bf16']:.0f}) and {rates['bandwidth']:.0f} GB/s.{peak}{importing}"
+        f"{rates['train_fp32']:.0f} GFLOP/s in training's products{lasting}, {rates['decode_fp32']:.0f} in decoding's "
+        f"(in bf16 {rates['train_bf16']:.0f} and {rates['decode_bf16']:.0f}) and {rates['bandwidth']:.0f} GB/s."
+        f"{peak}{importing}"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import performance, performance_page, workloads
+from benchmarks import floors, performance, performance_page, workloads
 from benchmarks.cases import TEMPLATE, Offline, Rows, write_rows
 from benchmarks.floors import Rates, Size, floor_seconds, grouped, stated_peak
 from benchmarks.launch import Timeline, launch
@@ -213,6 +213,25 @@ def test_a_missed_goal_is_said_so() -> None:
     found = record("W1")
     found["goals"]["speed"] |= {"met": False}
     assert "**NO**" in performance_page.section("W1", found)
+
+
+def test_the_rate_of_products_that_go_on_is_said_where_it_was_measured() -> None:
+    found = record("W8")
+    assert "100 GFLOP/s in training's products, 50" in performance_page.section("W8", found)
+    found["rates"]["lasting_fp32"] = 80.0
+    assert "100 GFLOP/s in training's products (80 if they go on for 5 s), 50" in performance_page.section("W8", found)
+
+
+def test_what_goes_on_takes_its_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, done = [0.0], []
+
+    def work() -> None:
+        clock[0] += (1.0, 5.0)[len(done) % 2]
+        done.append(1)
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    assert floors._lasting(work, lambda: None, 10.0) == 3.0 and len(done) == 4
+    assert floors._best(work, lambda: None, 2) == 1.0
 
 
 def test_floor_of_a_step_by_hand() -> None:

@@ -107,7 +107,8 @@ def measure(
     again: Sequence[str] = (),
     kept: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """All rounds of a workload. The first runs every side; later ones those that goals are about."""
+    """All rounds of a workload. The first runs every side; later ones those that goals are about, each beginning with
+    another, so that none gains by its place."""
     runs: dict[str, list[Run]] = {side: [] for side in workload.sides}
     if kept is not None:
         runs |= {side: [Run(**run) for run in past] for side, past in kept["runs"].items() if side not in again}
@@ -116,7 +117,8 @@ def measure(
         wanted = [side for side in workload.sides if kept is None or side in again]
         if number > 0:
             wanted = [side for side in wanted if side in _needed(workload, runs)]
-        for side in wanted:
+        first = number % max(1, len(wanted))
+        for side in wanted[first:] + wanted[:first]:
             stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{side.replace(' ', '-')}"
             here = replace(place, out=place.out / stamp, round=number)
             found = workload.sides[side](here)

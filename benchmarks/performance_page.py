@@ -30,7 +30,7 @@ what the machine can do is measured before and after each round, whose floor is 
 e68ef5b on no weight of the models is 0: such became denormals in both sides' updates, which some processors multiply
 slowly; and in W2 ours has micro.max_tokens=1024, before 512. From de9ab75 on that is so in W3 too, before 768.
 From ac66fa7 on ours has 4096 in W1, before the default of 2,048, and all sides are looked at less often; in families,
-which is W1's step, ours have it too where its section says so."""
+which is W1's step, ours have it too where its section says so. After f933c61 each round begins with another side."""
 
 
 def load(page: str) -> dict[str, Any]:

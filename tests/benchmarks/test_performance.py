@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,28 @@ def test_a_round_has_the_better_rates_of_before_and_after_it(monkeypatch: pytest
     assert [run["numbers"]["learn_share"] for run in found["runs"]["ours"]] == [1.5, 2.4]
     assert found["rates"]["train_fp32"] == 90.0 and found["rates"]["torch"] == 1.5
     assert len(left) == 2 and not any(path.exists() for path in left)
+
+
+@pytest.mark.parametrize(
+    ("again", "order"), [((), ["a", "b", "idle", "b", "a", "a", "b"]), (("idle",), ["idle"]), (("b",), ["b", "b", "b"])]
+)
+def test_each_round_begins_with_another_side(
+    again: tuple[str, ...], order: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(performance, "_rates", lambda place: RATES)
+    ran: list[str] = []
+
+    def side(name: str, place: Place) -> Run:
+        place.out.mkdir(parents=True)
+        ran.append(name)
+        return Run({"seconds": 1.0})
+
+    sides = {name: partial(side, name) for name in ("a", "b", "idle")}
+    workload = Workload("w", sides, [Goal("g", "seconds", "b", "a", at_least=1.0)])
+    past = {name: [asdict(Run({"seconds": 1.0}))] * 3 for name in sides}
+    kept = {"runs": past} if again else None
+    performance.measure("w", workload, Place(tmp_path, tmp_path, 0), rounds=3, again=again, kept=kept)
+    assert ran == order
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ check: $(STAMP) ## versions, device, one forward pass
 demo: ## a tabular PPO that learns in seconds, with the standard library only
 	$(PYTHON) demo.py $(ARGS)
 
-train_smoke: $(STAMP) ## under two minutes: a language model learns to sort, before your eyes
+train_smoke: $(STAMP) ## set-up apart, under two minutes: a language model learns to sort, before your eyes
 	$(PY) -m novarl demo $(ARGS)
 
 train_quick: $(STAMP) ## at most 6 minutes: arithmetic, more SFT against RL

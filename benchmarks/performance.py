@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from itertools import pairwise
@@ -52,21 +52,22 @@ def main() -> int:
     parser.add_argument("--page", help="the file in docs/results that keeps what is measured")
     parser.add_argument("--home", type=Path, default=Path("runs/bench"), help="models, data and the runs themselves")
     arguments = parser.parse_args()
+    page = arguments.page or ("performance" if arguments.device == "cpu" else "performance-gpu")
     try:
+        if arguments.rounds < 1:
+            raise NovaError(f"must be at least 1, got {arguments.rounds}", where="--rounds", fix="5 is the default")
         workloads = offered(arguments.device, arguments.workload)
+        again, here = arguments.again, machine(arguments.device)
+        past = {name: kept_record(name, w.sides, again, page, here) for name, w in workloads.items() if again}
     except NovaError as error:
         print(error, file=sys.stderr)
         return 2
-    page = arguments.page or ("performance" if arguments.device == "cpu" else "performance-gpu")
     compileall.compile_dir("novarl", quiet=1)  # as pip did for the peers when it installed them
     met = True
     for name in workloads:
-        kept = load(page).get(name) if arguments.again else None
-        if kept is not None:
-            refuse_another_machine(name, kept["machine"], machine(arguments.device))
         home, threads = arguments.home.absolute(), int(os.environ.get("OMP_NUM_THREADS", "2"))
         place = Place(home, home / name, 0, arguments.device, threads, arguments.prefix)
-        record = measure(name, workloads[name], place, rounds=arguments.rounds, again=arguments.again, kept=kept)
+        record = measure(name, workloads[name], place, rounds=arguments.rounds, again=again, kept=past.get(name))
         write(page, merged(load(page), name, record))
         print(json.dumps(line(name, record)), flush=True)
         met &= all(goal["met"] for goal in record["goals"].values() if goal["met"] is not None)
@@ -88,14 +89,24 @@ def machine(device: str) -> dict[str, Any]:
     return report.machine() | {"device": name_of(device)}
 
 
-def refuse_another_machine(name: str, kept: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """A ratio of times that two machines took says nothing."""
-    past, now = (f"{about['processor']}, {about['device']}" for about in (kept, here))
+def kept_record(
+    name: str, sides: Collection[str], again: Sequence[str], page: str, here: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the page holds of a workload, some of whose sides are measured again. NovaError: it cannot be kept, since it
+    is not there, or another machine's: a ratio of times that two machines took says nothing."""
+    if unknown := sorted(set(again) - set(sides)):
+        raise NovaError(f"{name} has no side {unknown[0]!r}", where="--again", fix=f"one of {', '.join(sides)}")
+    found: dict[str, Any] | None = load(page).get(name)
+    if found is None:
+        raise NovaError(f"{page} holds nothing of {name} yet", where="--again", fix="measure it whole, without --again")
+    past, now = (f"{about['processor']}, {about['device']}" for about in (found["machine"], here))
     if past != now:
-        raise SystemExit(
-            f"{name}: the sides that would be kept were measured on {past}, and this is {now}; "
-            "leave --again out, or name a page of this machine: --page performance-NAME"
+        raise NovaError(
+            f"the other sides of {name} were measured on {past}, and this is {now}",
+            where="--again",
+            fix="leave --again out, or name a page of this machine: --page performance-NAME",
         )
+    return found
 
 
 def measure(

@@ -20,15 +20,16 @@ from benchmarks.models import Shape, build, obey
 from benchmarks.performance import (
     contenders,
     judge,
+    kept_record,
     line,
     merged,
     ratio_of_medians,
-    refuse_another_machine,
     winner,
 )
 from benchmarks.reaching import ahead_floor, distinct_share, reaching_floor
 from benchmarks.sides import Place, Run, _summed
 from benchmarks.workloads import WORKLOADS, Goal, Workload, fast, on
+from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.data.stream import Stream
 
@@ -140,12 +141,18 @@ def test_a_workload_changes_its_own_section_alone(monkeypatch: pytest.MonkeyPatc
     assert before.replace("2026-01-01, p", "2027-07-07, p", 1) == after
 
 
-def test_sides_measured_on_another_machine_are_not_kept() -> None:
-    kept = {"processor": "p", "device": "cpu", "commit": "a"}
-    refuse_another_machine("W1", kept, kept | {"commit": "b"})
+def test_sides_are_kept_where_they_are_there_and_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    past = {"machine": {"processor": "p", "device": "cpu", "commit": "a"}, "runs": {}}
+    monkeypatch.setattr(performance, "load", lambda page: {"W1": past})
+    here = past["machine"] | {"commit": "b"}
+    assert kept_record("W1", ["ours", "trl"], ["ours"], "here", here) is past
     for change, said in (({"processor": "q"}, "q, cpu"), ({"device": "H100"}, "p, H100")):
-        with pytest.raises(SystemExit, match=rf"W1: .* measured on p, cpu, and this is {said};"):
-            refuse_another_machine("W1", kept, kept | change)
+        with pytest.raises(NovaError, match=rf"--again: .* W1 were measured on p, cpu, and this is {said} \("):
+            kept_record("W1", ["ours", "trl"], ["ours"], "here", here | change)
+    with pytest.raises(NovaError, match=r"--again: W1 has no side 'nope' \(one of ours, trl\)"):
+        kept_record("W1", ["ours", "trl"], ["ours", "nope"], "here", here)
+    with pytest.raises(NovaError, match="--again: here holds nothing of W2 yet"):
+        kept_record("W2", ["ours"], ["ours"], "here", here)
 
 
 def test_each_device_has_what_it_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,13 +169,15 @@ def test_each_device_has_what_it_can_show(monkeypatch: pytest.MonkeyPatch) -> No
     assert "ours bf16" in on("cpu")["W1"].sides and not any(goal.impossible for goal in on("cpu")["W1"].goals)
 
 
-def test_a_device_that_is_not_there_is_refused_in_a_sentence(
+def test_what_cannot_be_measured_is_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for arguments, said in (
         (["--device", "cuda"], "device=cuda: this machine has no such device"),
         (["--workload", "G1"], "--device cpu: G1 is not for it (one of W1, "),
+        (["--rounds", "0"], "--rounds: must be at least 1, got 0"),
+        (["--workload", "W9", "--again", "nope"], "--again: W9 has no side 'nope' (one of ours, built-in, trl)"),
     ):
         monkeypatch.setattr("sys.argv", ["performance", *arguments])
         assert performance.main() == 2

@@ -3,7 +3,8 @@
 PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 unused on processors of other makers than Intel.
 oneDNN uses it, which makes it the faster one there, and a row's bits are the same whatever rows are beside it. It
 compiles a program for every number of rows and keeps it, so those who multiply ever other numbers of rows should round
-them up (`full_rows`). On Intel's processors MKL is the faster one.
+them up (`full_rows`). On Intel's processors MKL is the faster one; and for gradients in weights, which oneDNN wants
+copied first, also where AVX-512 gains little (`mkl_keeps_up`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from novarl.algos.accumulation import Total, total_of
-from novarl.core.processor import exact_products
+from novarl.core.processor import exact_products, halves_avx512
 
 
 @cache
@@ -42,6 +43,13 @@ def onednn_keeps_bits() -> bool:
 def mkl_has_avx512() -> bool:
     """Whether MKL makes use of this CPU's AVX-512."""
     return exact_products().startswith("AVX512")
+
+
+@cache
+def mkl_keeps_up() -> bool:
+    """Whether MKL is little slower than oneDNN where that has AVX-512 to itself. For gradients in weights it is then
+    the faster one: it reads both sides as they lie, and adds."""
+    return halves_avx512()
 
 
 @cache
@@ -151,9 +159,9 @@ def adds_to(x: Tensor, weight: Tensor) -> Total | None:
     `accumulation.fused_accumulation`, on a CPU, where MKL does both at once. None: autograd does."""
     if weight.device.type != "cpu" or x.dtype != weight.dtype:
         return None
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or is_fast(x, weight):
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return None
-    return total_of(weight)
+    return None if is_fast(x, weight) and not mkl_keeps_up() else total_of(weight)
 
 
 MANY = 1 << 20
@@ -173,7 +181,7 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, total: Total | None
     if total is not None:
         total.add(grad, x)
         return None
-    if not is_fast(grad, x):
+    if mkl_keeps_up() or not is_fast(grad, x):
         return torch.mm(grad.t(), x)
     found: Tensor
     if grad.numel() + x.numel() >= MANY:

@@ -34,8 +34,9 @@ FAST = has_fast_products.__wrapped__
 
 @pytest.fixture(autouse=True)
 def through_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on a CPU that gains nothing by it."""
+    """Also on a CPU that gains nothing by it, and for all there is."""
     monkeypatch.setattr(products, "has_fast_products", lambda: True)
+    monkeypatch.setattr(products, "mkl_keeps_up", lambda: False)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -79,7 +80,9 @@ def test_a_transposed_view_of_the_weights_is_read_as_it_lies() -> None:
 
 
 @pytest.mark.parametrize(("rows", "size", "width"), [(60, 32, 48), (60, 48, 32), (2048, 512, 128), (2048, 128, 512)])
-def test_a_gradient_in_the_weight_whatever_is_copied_for_it(rows: int, size: int, width: int) -> None:
+def test_a_gradient_in_the_weight_whatever_is_copied_for_it(
+    rows: int, size: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grad, x, weight = drawn(2, rows // 2, size), drawn(2, rows // 2, width), drawn(size, width)
     assert (grad.numel() + x.numel() >= products.MANY) == (rows == 2048)
     found = weight_gradient(grad, x, weight)
@@ -89,6 +92,10 @@ def test_a_gradient_in_the_weight_whatever_is_copied_for_it(rows: int, size: int
     assert torch.equal(weight_gradient(grad, x, weight), found), "a gradient has its bits again"
     apart = drawn(2, rows // 2, 2 * size)[..., :size].copy_(grad)
     torch.testing.assert_close(weight_gradient(apart, x, weight), found, rtol=1e-5, atol=1e-4)
+    monkeypatch.setattr(products, "mkl_keeps_up", lambda: True)
+    by_mkl = grad.flatten(0, 1).t() @ x.flatten(0, 1)
+    assert torch.equal(weight_gradient(grad, x, weight), by_mkl)
+    assert rows == 60 or not torch.equal(found, by_mkl), "long sums tell the two apart"
 
 
 def test_others_keep_the_product_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +115,10 @@ def test_others_keep_the_product_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> 
     assert not is_fast(x, weight) and torch.equal(product(x, weight), F.linear(x, weight))
 
 
-def test_gradients_in_a_weight_are_added_where_they_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "has_fast_products", lambda: False)
+@pytest.mark.parametrize("beside", [False, True], ids=["mkl alone", "beside onednn"])
+def test_gradients_in_a_weight_are_added_where_they_are_summed(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "has_fast_products", lambda: beside)
+    monkeypatch.setattr(products, "mkl_keeps_up", lambda: True)
     weight, plain = (Parameter(drawn(32, 48)) for _ in range(2))
     arrived: list[Tensor | None] = []
     weight.register_hook(arrived.append)
@@ -120,7 +129,7 @@ def test_gradients_in_a_weight_are_added_where_they_are_summed(monkeypatch: pyte
         with fused_accumulation():
             assert adds_to(mine, weight) is not None
             product(mine, weight).backward(upstream)
-        F.linear(theirs, plain.detach()).backward(upstream)
+        product(theirs, plain.detach()).backward(upstream)
         assert torch.equal(mine.grad, theirs.grad)
     assert arrived == [None] * len(parts), "autograd has nothing to add"
     torch.testing.assert_close(weight.grad, plain.grad, rtol=1e-5, atol=1e-5)
@@ -134,6 +143,7 @@ def test_gradients_in_a_weight_are_added_where_they_are_summed(monkeypatch: pyte
         with torch.no_grad():
             assert adds_to(x, weight) is None
         monkeypatch.setattr(products, "has_fast_products", lambda: True)
+        monkeypatch.setattr(products, "mkl_keeps_up", lambda: False)
         assert adds_to(x, weight) is None, "what oneDNN multiplies autograd adds"
 
 

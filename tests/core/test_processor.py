@@ -45,6 +45,20 @@ def test_generations_of_one_name_are_told_apart(said: str, name: str, monkeypatc
     assert processor.name() == name
 
 
+@pytest.mark.parametrize(
+    ("said", "halves"),
+    [
+        (AMD, True),
+        (AMD.replace(": 25", ": 26"), False),
+        (AMD.replace("AuthenticAMD", "GenuineIntel"), False),
+        (ARM, False),
+    ],
+)
+def test_whether_avx512_takes_two_turns(said: str, halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "open", lambda path, **how: _File(said))
+    assert processor.halves_avx512() == halves
+
+
 class _File:
     def __init__(self, text: str) -> None:
         self.text = text

@@ -98,8 +98,12 @@ class KVCache:
 
     def extent(self, length: int) -> int:
         """How many slots attention should read for rows of up to `length` tokens, so that no row's bits depend on it:
-        in slabs of up to 192, any multiple of `step`."""
-        return extent(length, self.step) if self.slab is None else round_up(length, self.step)
+        in slabs of up to 192, any multiple of `step`. Of a last slab that is more than half filled that is all: memory
+        without gaps is read more than twice as fast, slot for slot."""
+        if self.slab is None:
+            return extent(length, self.step)
+        slots = round_up(length, self.step)
+        return round_up(slots, self._width) if 2 * (slots % self._width) > self._width else slots
 
     def place(self, positions: Tensor, extent: int) -> None:
         """Direct the next forward pass: token [b, l] is written to slot positions[b, l] of row b (int64 [B, L]), and

@@ -173,9 +173,9 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, total: Total | None
 
     With a `total` it is added there, and nothing returned.
 
-    The left side of a product must lie as it is read, so one of the two would be copied, transposed, which takes up to
-    a third of the time. oneDNN's own operator takes both as they are, though in copies; for few numbers those cost more
-    than to transpose the narrower one.
+    MKL reads both as they lie. oneDNN's left side must lie as it is read, so one of the two would be copied,
+    transposed, which takes up to a third of the time. Its own operator takes both as they are, though in copies; for
+    few numbers those cost more than to transpose the narrower one.
     """
     grad, x = grad.flatten(0, -2), x.flatten(0, -2)
     if total is not None:

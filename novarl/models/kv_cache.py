@@ -98,8 +98,8 @@ class KVCache:
 
     def extent(self, length: int) -> int:
         """How many slots attention should read for rows of up to `length` tokens, so that no row's bits depend on it:
-        in slabs of up to 192, any multiple of `step`. Of a last slab that is more than half filled that is all: memory
-        without gaps is read more than twice as fast, slot for slot."""
+        in slabs of up to 192, any multiple of `step`. A last slab that is more than half filled is read whole, since
+        memory without gaps is read so much faster that the slots in between cost less than nothing."""
         if self.slab is None:
             return extent(length, self.step)
         slots = round_up(length, self.step)

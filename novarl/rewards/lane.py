@@ -58,22 +58,31 @@ class Lane:
 
     def start(self, cancelled: threading.Event, *, within: float = START_LIMIT) -> dict[str, Function]:
         """Start the worker; the functions of the file. NovaError, with file and line, where it does not import."""
-        self._pipe = Pipe()
+        pipe = Pipe()
         deadline = time.monotonic() + within
         fix = "the file must import on its own, as `python FILE` would"
         try:
-            self._pipe.send({"op": "load", "path": str(self.path)}, deadline=deadline, cancelled=cancelled)
-            reply = self._pipe.receive(deadline=deadline, cancelled=cancelled)
+            pipe.send({"op": "load", "path": str(self.path)}, deadline=deadline, cancelled=cancelled)
+            reply = pipe.receive(deadline=deadline, cancelled=cancelled)
         except TimeoutError as error:
-            self.kill()
+            pipe.kill()
             raise NovaError(f"importing it took longer than {within:g} s", where=str(self.path), fix=fix) from error
         except Died as death:
-            self.kill()
+            pipe.kill()
             raise NovaError(f"importing it {death}", where=str(self.path), fix=fix) from death
+        except Cancelled:
+            pipe.kill()
+            raise
         if "error" in reply:
-            self.kill()
+            pipe.kill()
             raise NovaError(**reply["error"])
+        self._pipe = pipe
         return {name: self._described(name, about) for name, about in reply["functions"].items()}
+
+    @property
+    def started(self) -> bool:
+        """Whether the worker is there, its file imported."""
+        return self._pipe is not None
 
     def begin(
         self, function: Function, calls: dict[int, Call], cancelled: threading.Event, *, weigh: bool = False

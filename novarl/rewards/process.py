@@ -13,7 +13,9 @@ batch, so that it is not one prompt that they share.
 With several `workers` the calls of a batch go to them in turn, each with its own copy of the file: a function that
 waits (for a server, a compiler) then waits for many calls at a time. Batches may be given while others are under way:
 each takes the workers that have least to do. Where nobody says how many workers, they are as many as a slow function
-has use for and the machine has room for; what a function returns must then not depend on the calls before it.
+has use for and the machine has room for; what a function returns must then not depend on the calls before it. Calls
+that are quicker than the start of another process do not wait for one: those that are there take them in turn, and the
+others will be there for the next batch.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,9 +50,14 @@ MOST_WORKERS = 64
 """Where nobody says how many."""
 MEMORY = 2**30
 """Bytes of their own that they may have together then; a file that loads a model is not loaded often."""
+DISTURBS = 0.002
+"""Seconds by which a call delays what the run itself computes meanwhile, where that has all cores: a thread and a
+process wake twice, and every time a core that others wait for is not theirs."""
 LATELY = 4
 """Slow calls of which the one that took the CPU least says whether a function computes: one that does computes in
 each, and a busy machine adds to some."""
+RESERVE = 4
+"""Of so many workers that are lacking one more is started than that: the next batch may be larger."""
 _GLANCE = 0.05
 """Seconds between looks at the one worker and at the other."""
 
@@ -62,6 +69,16 @@ class _Worker:
     lane: Lane
     thread: ThreadPoolExecutor
     batches: int = 0
+    starting: Future[None] | None = None
+
+    def start(self, cancelled: threading.Event) -> None:
+        """Start its process if there is none, without waiting. If that fails, its next call tries again and says so."""
+        if not self.lane.started and (self.starting is None or self.starting.done()):
+            self.starting = self.thread.submit(self._start, cancelled)
+
+    def _start(self, cancelled: threading.Event) -> None:
+        if not self.lane.started:  # a call that was before it in this thread may have
+            self.lane.start(cancelled)
 
     def ended(self, _: object) -> None:
         self.batches -= 1
@@ -86,9 +103,11 @@ class UserProcess:
         self._slowest: dict[str, float] = {}
         self._usual: dict[str, float] = {}
         self._loads: defaultdict[str, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=LATELY))
-        self._opened: list[_Worker] = []
-        self._open(1)
-        self.functions = self._opened[0].lane.start(threading.Event())
+        self._closed = threading.Event()
+        self._opened = [self._worker()]
+        began = time.monotonic()
+        self.functions = self._opened[0].lane.start(self._closed)
+        self._start = time.monotonic() - began
 
     def function(self, name: str) -> Function:
         """The file's function of this name. NovaError, with the nearest name, where there is none."""
@@ -102,6 +121,13 @@ class UserProcess:
     def has_answered(self, function: Function) -> bool:
         """Whether some call of the function ended within its limit."""
         return function.name in self._usual
+
+    def hurries(self, function: Function) -> bool:
+        """Whether a call is better begun at once than kept until there are many. Of the time that calls take together,
+        divided among the workers, one that is begun beside sampling saves its share, and DISTURBS that."""
+        if not self.has_answered(function):
+            return False
+        return self._usual[function.name] / (MOST_WORKERS if function.is_async else self._useful(function)) > DISTURBS
 
     def room(self, function: Function) -> int:
         """How many workers have nothing to do and could begin with a call of the function at once."""
@@ -132,27 +158,40 @@ class UserProcess:
         self, function: Function, calls: Sequence[Call], workers: int, cancelled: threading.Event
     ) -> list[Any]:
         """The results of calls that up to `workers` of them take in turn, those with least to do."""
-        every = max(1, min(workers, len(calls)))
-        idle = sum(worker.batches == 0 for worker in self._opened[:workers])
-        self._open(min(workers, len(self._opened) + every - idle))
         loop = asyncio.get_running_loop()
         running: list[asyncio.Future[list[Any]]] = []
-        for first, worker in enumerate(sorted(self._opened[:workers], key=lambda worker: worker.batches)[:every]):
-            part = calls[first::every]
+        hands = self._hands(function, len(calls), workers)
+        for first, worker in enumerate(hands):
+            part = calls[first :: len(hands)]
             given = (worker.lane, function, part, cancelled, first == 0)
             running.append(loop.run_in_executor(worker.thread, self._all, *given))
             worker.batches += 1
             running[-1].add_done_callback(worker.ended)
         results: list[Any] = [None] * len(calls)
         for first, found in enumerate(await asyncio.gather(*running)):
-            results[first::every] = found
+            results[first :: len(hands)] = found
         return results
 
-    def _open(self, count: int) -> None:
-        """Workers up to `count`, whose processes start with their first call."""
-        while len(self._opened) < count:
-            thread = ThreadPoolExecutor(1, thread_name_prefix=f"user-file-{self.path.stem}")
-            self._opened.append(_Worker(Lane(self.path, time_limit=self.time_limit), thread))
+    def _hands(self, function: Function, count: int, most: int) -> list[_Worker]:
+        """The workers that so many calls are divided among, those with least to do first. Where there are too few, more
+        are started; the calls wait for those only if the others would take longer."""
+        lacking = max(0, count - sum(worker.batches == 0 for worker in self._opened[:most]))
+        new = [self._worker() for _ in range(min(lacking + lacking // RESERVE, most - len(self._opened)))]
+        self._opened += new
+        hands = sorted(self._opened[:most], key=lambda worker: (worker.batches, not worker.lane.started))[:count]
+        for worker in hands + new:
+            worker.start(self._closed)
+        there = [worker for worker in hands if worker.lane.started]
+        free = [worker for worker in there if worker.batches == 0] or there
+        if free and self.has_answered(function):
+            last = (-(-count // len(free)) - 1) * self._usual[function.name]  # begins so much later than the first
+            if last < self._start * max(1.0, (len(hands) - len(there)) / (os.cpu_count() or 1)):
+                return free
+        return hands
+
+    def _worker(self) -> _Worker:
+        thread = ThreadPoolExecutor(1, thread_name_prefix=f"user-file-{self.path.stem}")
+        return _Worker(Lane(self.path, time_limit=self.time_limit), thread)
 
     def _useful(self, function: Function) -> int:
         """How many workers a batch may have: those asked for, or one while calls are quick; as many as there is memory
@@ -170,6 +209,7 @@ class UserProcess:
 
     def close(self) -> None:
         """End the workers. Also happens by itself, at the latest when the interpreter exits."""
+        self._closed.set()
         for worker in self._opened:
             worker.thread.shutdown()
             worker.lane.close()

@@ -40,9 +40,10 @@ class FileReward:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether rollouts may be judged while others are still sampled: by a function that takes one at a time, and
-        has answered before. One that never has may hang on all of them, which a whole batch finds out in one limit."""
-        return self.form == "row" and self._process.has_answered(self.function)
+        """Whether rollouts are judged while others are still sampled: by a function that takes one at a time, and long
+        enough, as is known of one that has answered before. One that never has may hang on all of them, which a whole
+        batch finds out in one limit."""
+        return self.form == "row" and self._process.hurries(self.function)
 
     @property
     def room(self) -> int:

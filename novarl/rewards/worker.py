@@ -14,7 +14,6 @@ user's code is doing.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import importlib.util
 import inspect
@@ -28,7 +27,10 @@ import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import ModuleType
-from typing import Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
+
+if TYPE_CHECKING:
+    import asyncio
 
 Request = dict[str, Any]
 
@@ -41,7 +43,7 @@ class Worker:
         self.replies = os.fdopen(replies, "wb")
         self.lock = threading.Lock()
         self.waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self.loop = asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.module: ModuleType | None = None
 
     def serve(self) -> None:
@@ -72,7 +74,7 @@ class Worker:
         function: Callable[..., Any] = getattr(self.module, request["function"])
         calls: list[Any] = request["calls"]
         if _is_async(function):
-            self.loop.run_until_complete(self._call_async(function, calls, request["limit"]))
+            self._call_all(function, calls, request["limit"])
             return
         for index, (args, kwargs) in enumerate(calls):
             try:
@@ -80,9 +82,9 @@ class Worker:
             except BaseException as error:  # noqa: BLE001 - any error, SystemExit included, is this call's failure
                 self.reply({"call": index, "error": _failure(error)})
 
-    async def _call_async(
-        self, function: Callable[..., Coroutine[Any, Any, Any]], calls: list[Any], limit: float
-    ) -> None:
+    def _call_all(self, function: Callable[..., Coroutine[Any, Any, Any]], calls: list[Any], limit: float) -> None:
+        import asyncio  # more than half of what a worker's start takes, and most functions are not async
+
         async def one(index: int, args: list[Any], kwargs: dict[str, Any]) -> None:
             try:
                 async with asyncio.timeout(limit) as clock:
@@ -93,20 +95,32 @@ class Worker:
                 reason = [f"ran past its limit of {limit:g} s", ""] if late else _failure(error)
                 self.reply({"call": index, "error": reason})
 
-        tasks = [self.loop.create_task(one(index, *call), name=str(index)) for index, call in enumerate(calls)]
-        await asyncio.gather(*tasks)
+        async def every() -> None:
+            tasks = [asyncio.create_task(one(index, *call), name=str(index)) for index, call in enumerate(calls)]
+            await asyncio.gather(*tasks)
+
+        self.loop = self.loop or asyncio.new_event_loop()
+        self.loop.run_until_complete(every())
 
     def _read(self) -> None:
         for line in self.requests:
             request: Request = json.loads(line)
             if request["op"] == "running":
-                task = asyncio.current_task(self.loop) if self.loop.is_running() else None
-                name = task.get_name() if task is not None else ""
-                self.reply({"running": int(name) if name.isdigit() else None})
+                self.reply({"running": self._running()})
             else:
                 self.waiting.put(request)
         _end_all()  # the parent is gone
         os._exit(0)
+
+    def _running(self) -> int | None:
+        """Which async call computes at this moment."""
+        if self.loop is None or not self.loop.is_running():
+            return None
+        from asyncio import current_task
+
+        task = current_task(self.loop)
+        name = task.get_name() if task is not None else ""
+        return int(name) if name.isdigit() else None
 
 
 class NoJSON(Exception):

@@ -51,8 +51,8 @@ FILE = """
     def batch(completions, **columns):
         return [float(len(completions)) for _ in completions]
 
-    def who(value):
-        time.sleep(0.05)
+    def doze(value):
+        time.sleep(0.5)
         return os.getpid()
 
     def whirl(value):
@@ -154,11 +154,13 @@ def test_one_that_ends_in_the_moment_a_call_returns_is_not_forgotten(say) -> Non
 
 
 @pytest.mark.parametrize("name", ["patient", "patient_async", "odd", "batch"])
-def test_it_says_what_it_says_afterwards(name: str, say, write) -> None:
+def test_it_says_what_it_says_afterwards(name: str, say, write, monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures too; and TRL's form still sees the whole batch."""
     path = write(FILE)
+    monkeypatch.setattr(module, "DISTURBS", -1.0)  # none is too quick to be asked early
     reward = load(f"{path}:{name}", workers=None)
     asyncio.run(reward(rows(say, 1)))  # a function that has never answered is asked for nothing early
+    assert reward.one_by_one == (name != "batch")
     early, beyond = sampled(RewardSet({"mine": reward}), rows(say))
     late = RewardSet({"mine": load(f"{path}:{name}")})
     after = asyncio.run(late.score(rows(say)))
@@ -215,12 +217,77 @@ def by_need(write) -> Any:
 
 def test_workers_are_as_many_as_a_function_has_use_for(by_need: UserProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(pids(by_need, "quick", 40))) == 1
-    assert len(set(pids(by_need, "who", 12))) == 10 and len(set(pids(by_need, "who", 12))) == 12
-    assert len(set(pids(by_need, "whirl", 12))) <= max(1, (os.cpu_count() or 1) // 2)
     assert len(set(pids(by_need, "then_slow", 3))) == 1
-    assert len(set(pids(by_need, "then_slow", 8))) == 1 and len(set(pids(by_need, "then_slow", 8))) == 8
+    assert len(set(pids(by_need, "then_slow", 8))) == 1 and in_the_end(by_need, "then_slow", 8) == 8
+    assert len(set(pids(by_need, "doze", 12))) == 10 and len(set(pids(by_need, "doze", 12))) == 12
+    assert len(set(pids(by_need, "whirl", 12))) <= max(1, (os.cpu_count() or 1) // 2)
     monkeypatch.setattr(module, "MEMORY", 1)
-    assert len(set(pids(by_need, "who", 12))) == 1
+    assert len(set(pids(by_need, "doze", 2))) == 1
+
+
+def in_the_end(process: UserProcess, name: str, count: int) -> int:
+    """How many workers share `count` calls once those that they may have are there."""
+    seen, end = 0, time.monotonic() + 60
+    while seen < count and time.monotonic() < end:
+        seen = len(set(pids(process, name, count)))
+    return seen
+
+
+def test_calls_that_are_quicker_than_a_start_do_not_wait_for_it(write) -> None:
+    """The file takes half a second to import, and more for whoever is not the first, until the gate is open."""
+    path = write("""
+        import os, pathlib, time
+
+        here = pathlib.Path(__file__).parent
+        others = (here / "first").exists()
+        (here / "first").touch()
+        time.sleep(0.5)
+        while others and not (here / "gate").exists(): time.sleep(0.01)
+
+        def who(value):
+            time.sleep(0.03)
+            return os.getpid()
+    """)
+    process = UserProcess(path, time_limit=10.0, workers=None)
+    try:
+        (first,) = pids(process, "who", 1)
+        assert pids(process, "who", 8) == [first] * 8, "seven wait for the gate"
+        (path.parent / "gate").touch()
+        assert in_the_end(process, "who", 8) == 8
+        assert len(process._opened) == 9, "one more was started than were lacking"
+    finally:
+        process.close()
+
+
+def test_closing_does_not_wait_for_workers_that_still_start(write) -> None:
+    path = write("""
+        import os, pathlib, time
+
+        mark = pathlib.Path(__file__).parent / "first"
+        if mark.exists(): time.sleep(300)
+        mark.touch()
+        time.sleep(0.5)
+
+        def who(value):
+            time.sleep(0.03)
+            return os.getpid()
+    """)
+    process = UserProcess(path, time_limit=10.0, workers=None)
+    pids(process, "who", 1)
+    pids(process, "who", 8)
+    began = time.monotonic()
+    process.close()
+    assert time.monotonic() - began < 30
+
+
+def test_what_costs_sampling_more_than_it_saves_is_asked_at_the_end(say, write) -> None:
+    """Of 64 workers a call of 50 ms saves less than a millisecond; of one, all of it. A quick one saves nothing."""
+    path = write(FILE)
+    for name, workers, early in (("patient", None, False), ("patient", 1, True), ("odd", 1, False)):
+        rewards = RewardSet({"mine": (reward := load(f"{path}:{name}", workers=workers))})
+        asyncio.run(reward(rows(say, 2)))
+        assert list(rewards.begin().columns) == ["mine"] * early
+        rewards.close()
 
 
 def test_a_waiting_function_is_not_taken_for_computing_because_one_call_of_it_was(
@@ -236,9 +303,9 @@ def test_a_waiting_function_is_not_taken_for_computing_because_one_call_of_it_wa
         return load and (load[0], load[1] + 0.05 * (len(asked) % 2 == 0))
 
     monkeypatch.setattr(Lane, "load", noisy)
-    assert len(set(pids(by_need, "who", 12))) == 10
+    assert len(set(pids(by_need, "doze", 12))) == 10
     assert len(asked) == 12
-    assert len(set(pids(by_need, "who", 12))) == 12 and len(asked) == 13
+    assert len(set(pids(by_need, "doze", 12))) == 12 and len(asked) == 13
 
 
 def test_results_are_in_the_order_of_calls_whoever_gave_them(write) -> None:

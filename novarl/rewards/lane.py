@@ -34,12 +34,12 @@ class Function:
 
 class Exchange:
     """Calls that were handed to a worker: which of them answered, until when the others may, and how many seconds the
-    first answer took."""
+    first answer took, if one came."""
 
     def __init__(self, function: Function, calls: dict[int, Call], *, deadline: float) -> None:
         self.function, self.calls, self.deadline = function, calls, deadline
         self.results: dict[int, Any] = {}
-        self.waited = 0.0
+        self.waited, self.answered = 0.0, False
 
     @property
     def silent(self) -> list[int]:
@@ -57,8 +57,13 @@ class Lane:
         self._begun: tuple[int, float] | None = None
 
     def start(self, cancelled: threading.Event, *, within: float = START_LIMIT) -> dict[str, Function]:
-        """Start the worker; the functions of the file. NovaError, with file and line, where it does not import."""
-        pipe = Pipe()
+        """Start the worker; the functions of the file. NovaError, with file and line, where it does not import, or the
+        system has no process left."""
+        try:
+            pipe = Pipe()
+        except OSError as error:
+            what, fix = f"no process could be started: {error.strerror or error}", "lower rollout.reward_workers"
+            raise NovaError(what, where=str(self.path), fix=fix) from error
         deadline = time.monotonic() + within
         fix = "the file must import on its own, as `python FILE` would"
         try:
@@ -90,6 +95,8 @@ class Lane:
         """Hand calls over, starting the worker if need be; `weigh`: `load` will be asked."""
         exchange = Exchange(function, calls, deadline=time.monotonic() + self.time_limit)
         try:
+            if cancelled.is_set():
+                raise Cancelled
             if self._pipe is None:
                 self.start(cancelled)
             exchange.deadline = time.monotonic() + self.time_limit
@@ -168,7 +175,7 @@ class Lane:
 
     def _note(self, exchange: Exchange, reply: dict[str, Any]) -> None:
         if not exchange.results:
-            exchange.waited = self.time_limit - (exchange.deadline - time.monotonic())
+            exchange.waited, exchange.answered = self.time_limit - (exchange.deadline - time.monotonic()), True
         number = list(exchange.calls)[reply["call"]]
         exchange.results[number] = reply["value"] if "value" in reply else Failure(*reply["error"])
 

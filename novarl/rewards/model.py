@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from novarl.core.errors import NovaError
+from novarl.core.memory import out_of_memory
 from novarl.core.types import Rollout, Sequence as TokenSequence
 from novarl.data.dataset import as_sequence
 from novarl.data.formats import Refused
@@ -53,9 +54,20 @@ class ModelReward:
         places = list(sequences)
         for part in microbatches([len(sequences[place].tokens) for place in places], BUDGET) if places else []:
             wanted = [places[index] for index in part]
-            for place, value in zip(wanted, self._score([sequences[place] for place in wanted]), strict=True):
+            for place, value in zip(wanted, self._fitting([sequences[place] for place in wanted]), strict=True):
                 verdicts[place] = value
         return verdicts
+
+    def _fitting(self, sequences: Sequence[TokenSequence]) -> list[float]:
+        """Their scores, by halves where memory does not hold all of them at once."""
+        try:
+            return self._score(sequences)
+        except (MemoryError, OSError, RuntimeError) as error:
+            if not out_of_memory(error) or len(sequences) == 1:
+                raise
+        # Outside the handler, whose traceback keeps the dead pass's tensors alive.
+        middle = len(sequences) // 2
+        return [*self._fitting(sequences[:middle]), *self._fitting(sequences[middle:])]
 
     @torch.no_grad()
     def _score(self, sequences: Sequence[TokenSequence]) -> list[float]:

@@ -27,12 +27,11 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
+from novarl.rewards.crew import Crew, Worker
 from novarl.rewards.lane import Call, Exchange, Function, Lane
 from novarl.rewards.pipe import Cancelled
 from novarl.rewards.verdict import Failure
@@ -56,32 +55,8 @@ process wake twice, and every time a core that others wait for is not theirs."""
 LATELY = 4
 """Slow calls of which the one that took the CPU least says whether a function computes: one that does computes in
 each, and a busy machine adds to some."""
-RESERVE = 4
-"""Of so many workers that are lacking one more is started than that: the next batch may be larger."""
 _GLANCE = 0.05
 """Seconds between looks at the one worker and at the other."""
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A worker, the thread that waits for it, and how many batches of calls the two have yet to finish."""
-
-    lane: Lane
-    thread: ThreadPoolExecutor
-    batches: int = 0
-    starting: Future[None] | None = None
-
-    def start(self, cancelled: threading.Event) -> None:
-        """Start its process if there is none, without waiting. If that fails, its next call tries again and says so."""
-        if not self.lane.started and (self.starting is None or self.starting.done()):
-            self.starting = self.thread.submit(self._start, cancelled)
-
-    def _start(self, cancelled: threading.Event) -> None:
-        if not self.lane.started:  # a call that was before it in this thread may have
-            self.lane.start(cancelled)
-
-    def ended(self, _: object) -> None:
-        self.batches -= 1
 
 
 class UserProcess:
@@ -103,11 +78,8 @@ class UserProcess:
         self._slowest: dict[str, float] = {}
         self._usual: dict[str, float] = {}
         self._loads: defaultdict[str, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=LATELY))
-        self._closed = threading.Event()
-        self._opened = [self._worker()]
-        began = time.monotonic()
-        self.functions = self._opened[0].lane.start(self._closed)
-        self._start = time.monotonic() - began
+        self._crew = Crew(path, time_limit=time_limit)
+        self.functions = self._crew.functions
 
     def function(self, name: str) -> Function:
         """The file's function of this name. NovaError, with the nearest name, where there is none."""
@@ -124,16 +96,20 @@ class UserProcess:
 
     def hurries(self, function: Function) -> bool:
         """Whether a call is better begun at once than kept until there are many. Of the time that calls take together,
-        divided among the workers, one that is begun beside sampling saves its share, and DISTURBS that."""
+        divided among the workers, one that is begun beside sampling saves its share, and DISTURBS that. Where somebody
+        says how many workers, always: one that remembers its calls must not be asked in an order that the clock
+        decides."""
         if not self.has_answered(function):
             return False
+        if self.workers is not None:
+            return True
         return self._usual[function.name] / (MOST_WORKERS if function.is_async else self._useful(function)) > DISTURBS
 
     def room(self, function: Function) -> int:
         """How many workers have nothing to do and could begin with a call of the function at once."""
         if function.is_async or not self.has_answered(function):
             return 0
-        return self._useful(function) - sum(worker.batches > 0 for worker in self._opened)
+        return self._useful(function) - self._crew.busy
 
     async def call(self, function: Function, calls: Sequence[Call]) -> list[Any]:
         """The return value of each call, or a `Failure`. Calls of an async function run at the same time."""
@@ -146,7 +122,7 @@ class UserProcess:
             # Of a function nothing is known of the first and the last come first: the others are divided by what they
             # took, and neighbours, answers to one prompt, may hang for a reason of their own.
             ends = await self._divided(function, [calls[0], calls[-1]], self._useful(function), cancelled)
-            if all(result == (late := self._opened[0].lane.late) for result in ends):
+            if all(result == (late := self._crew.first.lane.late) for result in ends):
                 rest: list[Any] = [_given_up(late)] * (len(calls) - 2)
             else:
                 rest = await self._divided(function, calls[1:-1], self._useful(function), cancelled)
@@ -157,41 +133,38 @@ class UserProcess:
     async def _divided(
         self, function: Function, calls: Sequence[Call], workers: int, cancelled: threading.Event
     ) -> list[Any]:
-        """The results of calls that up to `workers` of them take in turn, those with least to do."""
+        """The results of calls that up to `workers` of them take in turn."""
         loop = asyncio.get_running_loop()
-        running: list[asyncio.Future[list[Any]]] = []
-        hands = self._hands(function, len(calls), workers)
+        running: list[asyncio.Future[list[Any] | None]] = []
+        usual = self._usual.get(function.name)
+        hands = self._crew.hands(len(calls), most=workers, usual=usual)
         for first, worker in enumerate(hands):
-            part = calls[first :: len(hands)]
-            given = (worker.lane, function, part, cancelled, first == 0)
-            running.append(loop.run_in_executor(worker.thread, self._all, *given))
+            given = (worker, function, calls[first :: len(hands)], cancelled, first == 0)
+            running.append(loop.run_in_executor(worker.thread, self._part, *given))
             worker.batches += 1
             running[-1].add_done_callback(worker.ended)
         results: list[Any] = [None] * len(calls)
+        left: list[int] = []
         for first, found in enumerate(await asyncio.gather(*running)):
-            results[first :: len(hands)] = found
+            places = range(first, len(calls), len(hands))
+            if found is None:
+                left += places
+            else:
+                for place, result in zip(places, found, strict=True):
+                    results[place] = result
+        if left:
+            again = await self._divided(function, [calls[place] for place in left], workers, cancelled)
+            for place, result in zip(left, again, strict=True):
+                results[place] = result
         return results
 
-    def _hands(self, function: Function, count: int, most: int) -> list[_Worker]:
-        """The workers that so many calls are divided among, those with least to do first. Where there are too few, more
-        are started; the calls wait for those only if the others would take longer."""
-        lacking = max(0, count - sum(worker.batches == 0 for worker in self._opened[:most]))
-        new = [self._worker() for _ in range(min(lacking + lacking // RESERVE, most - len(self._opened)))]
-        self._opened += new
-        hands = sorted(self._opened[:most], key=lambda worker: (worker.batches, not worker.lane.started))[:count]
-        for worker in hands + new:
-            worker.start(self._closed)
-        there = [worker for worker in hands if worker.lane.started]
-        free = [worker for worker in there if worker.batches == 0] or there
-        if free and self.has_answered(function):
-            last = (-(-count // len(free)) - 1) * self._usual[function.name]  # begins so much later than the first
-            if last < self._start * max(1.0, (len(hands) - len(there)) / (os.cpu_count() or 1)):
-                return free
-        return hands
-
-    def _worker(self) -> _Worker:
-        thread = ThreadPoolExecutor(1, thread_name_prefix=f"user-file-{self.path.stem}")
-        return _Worker(Lane(self.path, time_limit=self.time_limit), thread)
+    def _part(
+        self, worker: Worker, function: Function, calls: Sequence[Call], cancelled: threading.Event, samples: bool
+    ) -> list[Any] | None:
+        """The results of a worker's calls; None where it does not start, and others are to take them."""
+        if not self._crew.ready(worker, cancelled):
+            return None
+        return self._all(worker.lane, function, calls, cancelled, samples)
 
     def _useful(self, function: Function) -> int:
         """How many workers a batch may have: those asked for, or one while calls are quick; as many as there is memory
@@ -209,10 +182,7 @@ class UserProcess:
 
     def close(self) -> None:
         """End the workers. Also happens by itself, at the latest when the interpreter exits."""
-        self._closed.set()
-        for worker in self._opened:
-            worker.thread.shutdown()
-            worker.lane.close()
+        self._crew.close()
 
     def _all(
         self, lane: Lane, function: Function, calls: Sequence[Call], cancelled: threading.Event, samples: bool
@@ -235,18 +205,24 @@ class UserProcess:
             # Until something of this batch has answered, the function may be stuck for good.
             last = {} if results or len(calls) == 1 else self._try_last(lane, exchange, calls, cancelled)
             found = lane.finish(exchange, cancelled)
+            late = _stuck(lane, last)
             if not _stuck(lane, found):
                 hangs = 0
-                self._slowest[function.name] = max(exchange.waited, self._slowest.get(function.name, 0.0))
-                self._usual[function.name] = exchange.waited
-                if weighs and exchange.waited >= SLOW and (load := lane.load()) is not None:
-                    self._loads[function.name].append(load)
-                found = found if _stuck(lane, last) else last | found  # a last call that was late gets its turn alone
+                if exchange.answered:
+                    self._note(function, exchange.waited)
+                    if weighs and exchange.waited >= SLOW and (load := lane.load()) is not None:
+                        self._loads[function.name].append(load)
+                last = {} if late else last  # a last call that was late gets its turn alone
             else:
-                hangs = MOST_HANGS if last and _stuck(lane, last) else hangs + 1
-                found = last | found
-            results |= found
+                hangs = MOST_HANGS if last and late else hangs + 1
+            # One worker may remember its calls: what another said of the last is not what it will say.
+            results |= found if self.workers == 1 and not late else last | found
         return [results[number] for number in everything]
+
+    def _note(self, function: Function, seconds: float) -> None:
+        """A call has answered."""
+        self._slowest[function.name] = max(seconds, self._slowest.get(function.name, 0.0))
+        self._usual[function.name] = seconds
 
     def _try_last(
         self, lane: Lane, exchange: Exchange, calls: Sequence[Call], cancelled: threading.Event

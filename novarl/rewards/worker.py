@@ -62,6 +62,8 @@ class Worker:
 
     def load(self, path: Path) -> dict[str, Any]:
         sys.dont_write_bytecode = True  # a run leaves no __pycache__ beside the user's files
+        if path.is_file() and b"async" in path.read_bytes():
+            import asyncio  # noqa: F401 - before the user's folder is looked through, which may hold a logging.py
         sys.path.insert(0, str(path.parent.resolve()))  # as `python FILE` does, so that it may import its neighbours
         try:
             self.module = _import(path)

@@ -23,7 +23,7 @@ from novarl.loops.evaluate_rewards import evaluate_rewards
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.observe.reliability import draw_reliability
 from novarl.observe.summary import next_steps
-from novarl.rewards.model import load_model_reward
+from novarl.rewards.model import ModelReward, load_model_reward
 from novarl.rewards.registry import find_reward
 from novarl.rewards.verdict import Failure
 from tests.build.harness import (
@@ -234,6 +234,23 @@ def test_what_is_longer_than_the_context_loses_its_beginning(folder: Path) -> No
     asked = [rollout("x" * 5000, "b"), rollout("x" * 6000, "b"), rollout("x" * 5000, "c")]
     long, longer, other = asyncio.run(reward(asked))
     assert long == pytest.approx(longer, abs=1e-5) and long != pytest.approx(other, abs=1e-5)
+
+
+def test_where_memory_runs_out_the_model_judges_by_halves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(*RM, "data=pairs.jsonl", "optim.lr=1e-2", "run_dir=run")
+    reward, score, sizes = load_model_reward("run", device="cpu"), ModelReward._score, []
+    asked = [rollout("a", f"{number}") for number in range(5)]
+    whole = asyncio.run(reward(asked))
+
+    def tight(self: ModelReward, sequences: Any) -> list[float]:
+        sizes.append(len(sequences))
+        if len(sequences) > 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+        return score(self, sequences)
+
+    monkeypatch.setattr(ModelReward, "_score", tight)
+    assert asyncio.run(reward(asked)) == pytest.approx(whole, abs=1e-6) and len(set(whole)) == 5
+    assert sizes == [5, 2, 3, 1, 2]
 
 
 def test_a_reward_model_is_no_policy(folder: Path) -> None:

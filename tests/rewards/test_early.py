@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Sequence
@@ -30,6 +31,10 @@ FILE = """
     async def patient_async(messages, answer):
         await asyncio.sleep(0.05)
         return float(messages[-1]["content"])
+
+    def ponder(messages, answer):
+        time.sleep(0.3)
+        return 0.0
 
     def odd(messages, answer):
         if messages[-1]["content"] == "3":
@@ -254,7 +259,7 @@ def test_calls_that_are_quicker_than_a_start_do_not_wait_for_it(write) -> None:
         assert pids(process, "who", 8) == [first] * 8, "seven wait for the gate"
         (path.parent / "gate").touch()
         assert in_the_end(process, "who", 8) == 8
-        assert len(process._opened) == 9, "one more was started than were lacking"
+        assert len(process._crew._workers) == 9, "one more was started than were lacking"
     finally:
         process.close()
 
@@ -280,10 +285,100 @@ def test_closing_does_not_wait_for_workers_that_still_start(write) -> None:
     assert time.monotonic() - began < 30
 
 
+ONE_ALONE = """
+    import os, pathlib, time
+
+    os.open(pathlib.Path(__file__).parent / "taken", os.O_CREAT | os.O_EXCL)
+
+    def who(value):
+        time.sleep(0.5)
+        return os.getpid()
+"""
+"""A file that only one process can import, as one that listens on a port."""
+
+
+@pytest.mark.parametrize("workers", [None, 4])
+def test_where_a_second_worker_cannot_start_the_first_does_it_all(workers: int | None, write) -> None:
+    process = UserProcess(write(ONE_ALONE), time_limit=10.0, workers=workers)
+    try:
+        assert len({*pids(process, "who", 4), *pids(process, "who", 4)}) == 1
+    finally:
+        process.close()
+
+
+def test_where_the_system_has_no_process_left_one_worker_does_it_all(
+    by_need: UserProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids(by_need, "doze", 1)
+    monkeypatch.setattr("subprocess.Popen", none_left)
+    assert len(set(pids(by_need, "doze", 4))) == 1
+
+
+def none_left(*_: object, **__: object) -> None:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def test_a_function_that_died_is_not_taken_for_a_quick_one(write) -> None:
+    path = write("""
+        import os, time
+
+        def who(value):
+            time.sleep(0.05)
+            if value == 0: os._exit(3)
+            return os.getpid()
+    """)
+    process = UserProcess(path, time_limit=10.0, workers=None)
+    try:
+        function = process.function("who")
+        (died,) = asyncio.run(process.call(function, [((0,), {})]))
+        assert isinstance(died, Failure) and not process.has_answered(function)
+        pids_of(process, [1, 2, 3])
+        (died,) = asyncio.run(process.call(function, [((0,), {})]))
+        assert process._usual["who"] > 0.04
+    finally:
+        process.close()
+
+
+def pids_of(process: UserProcess, values: Sequence[int]) -> list[Any]:
+    return asyncio.run(process.call(process.function("who"), [((value,), {}) for value in values]))
+
+
+def test_one_worker_that_counts_its_calls_counts_each(write) -> None:
+    """Although the last is tried elsewhere while the first is silent for long."""
+    path = write("""
+        import time
+
+        count = 0
+
+        def counted(value):
+            global count
+            count += 1
+            time.sleep(1.0 if value == 0 else 0.0)
+            return count
+    """)
+    process = UserProcess(path, time_limit=10.0, workers=1)
+    try:
+        assert pids(process, "counted", 3) == [1, 2, 3]
+    finally:
+        process.close()
+
+
+def test_an_async_file_may_lie_beside_one_that_is_named_as_a_part_of_python(write) -> None:
+    write("raise RuntimeError('this is mine')", name="selectors.py")
+    path = write("async def same(value): return value")
+    process = UserProcess(path, time_limit=10.0)
+    try:
+        assert pids(process, "same", 2) == [0, 1]
+    finally:
+        process.close()
+
+
 def test_what_costs_sampling_more_than_it_saves_is_asked_at_the_end(say, write) -> None:
-    """Of 64 workers a call of 50 ms saves less than a millisecond; of one, all of it. A quick one saves nothing."""
+    """Of 64 workers a call of 50 ms saves less than a millisecond, and a quick one saves nothing. One worker's calls
+    may depend on those before them: there the clock decides nothing."""
     path = write(FILE)
-    for name, workers, early in (("patient", None, False), ("patient", 1, True), ("odd", 1, False)):
+    known = {("patient", None): False, ("ponder", None): True, ("odd", None): False, ("odd", 1): True}
+    for (name, workers), early in known.items():
         rewards = RewardSet({"mine": (reward := load(f"{path}:{name}", workers=workers))})
         asyncio.run(reward(rows(say, 2)))
         assert list(rewards.begin().columns) == ["mine"] * early

@@ -19,6 +19,7 @@ from novarl.build.weights import optim_settings
 from novarl.config.preference import DPOConfig
 from novarl.core.types import Batch, Prompt, Scored
 from novarl.data.pairs import Pair
+from novarl.learn.fitting import Splits
 from novarl.learn.preference import KTOLearner, PreferenceLearner, answer_sums
 from novarl.learn.reward_model import RatioScorer, RewardScorer, rewards_of
 from novarl.learn.scorer import Scorer
@@ -59,6 +60,10 @@ class MeanScorer:
     @property
     def shares(self) -> bool:
         return self.scorer.shares
+
+    @property
+    def splits(self) -> Splits:
+        return self.scorer.splits
 
     def __call__(self, batch: Batch) -> RewardOutput:
         logp = self.beta * self.scorer(batch)[0]

@@ -31,7 +31,7 @@ from novarl.learn.scorer import Scorer
 from novarl.loops.evaluate_rewards import RewardEvaluation, evaluate_rewards
 from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.state import LoopState
-from novarl.models.forward import kernel_of, modules_of
+from novarl.models.forward import attention_of, modules_of
 from novarl.models.load import Policy
 
 PreferenceSettings = DPOConfig | RMConfig
@@ -149,7 +149,7 @@ def _begin(
         device=str(device),
         seed=config.seed,
         model=config.model,
-        attention=kernel_of(base.policy.model),
+        attention=attention_of(base.policy.model),
         modules=modules_of(base.policy.model),
     )
     if state is None:

@@ -42,7 +42,7 @@ from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
 from novarl.loops.state import LoopState
-from novarl.models.forward import kernel_of, modules_of
+from novarl.models.forward import attention_of, modules_of
 from novarl.models.load import Policy, save
 from novarl.observe.diagnosis import findings
 from novarl.observe.sinks.jsonl import read_metrics
@@ -212,7 +212,7 @@ def _begin(run: Online) -> None:
         seed=config.seed,
         model=config.model,
         algo=config.algo,
-        attention=kernel_of(run.policy.model),
+        attention=attention_of(run.policy.model),
         modules=modules_of(run.policy.model),
     )
     if run.state is None:

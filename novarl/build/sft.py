@@ -30,7 +30,7 @@ from novarl.learn.supervised import SupervisedLearner
 from novarl.loops.evaluate import Evaluation, evaluate_likelihood
 from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.state import LoopState
-from novarl.models.forward import kernel_of, modules_of
+from novarl.models.forward import attention_of, modules_of
 from novarl.models.load import Policy, save
 from novarl.rewards.compose import RewardSet
 
@@ -102,7 +102,7 @@ def _begin(
         device=str(device),
         seed=config.seed,
         model=config.model,
-        attention=kernel_of(policy.model),
+        attention=attention_of(policy.model),
         modules=modules_of(policy.model),
     )
     if state is None:

@@ -58,7 +58,9 @@ def _critic(run: Online, value: SharedValue | None) -> Supplier:
     if value is not None:
         assert isinstance(value.head, ScalarHead)
         model = ValueModel(run.policy.model, value.head)
-        scorer = ValueScorer(model, layout=run.scorer.layout, compute_dtype=run.scorer.compute_dtype)
+        scorer = ValueScorer(
+            model, layout=run.scorer.layout, compute_dtype=run.scorer.compute_dtype, splits=run.scorer.splits
+        )
         return SharedCritic(scorer, bootstrap=bootstrap, ranks=run.ranks, budget=budget)
     updates = config.critic.updates_per_rollout or row.updates_per_rollout
     settings = CriticSettings(

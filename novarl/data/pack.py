@@ -189,6 +189,29 @@ def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
     return sorted(parts, key=lambda part: (-sum(lengths[i] for i in part), part))
 
 
+def padded_microbatches(shapes: Seq[tuple[int, int]], budget: int) -> list[list[int]]:
+    """Split items, each of (rows, the longest of them), into micro-batches that hold no more than `budget` tokens where
+    every row is padded to the longest of all (unless one item alone holds more): those of like length come together,
+    none beside one of more than twice its own.
+
+    Each micro-batch is in rising order, and the largest comes first, as in `microbatches`.
+    """
+    if budget < 1:
+        raise ValueError(f"a micro-batch needs a token budget of at least 1, not {budget}")
+    parts: list[list[int]] = []
+    sizes: list[tuple[int, int]] = []
+    for index in sorted(range(len(shapes)), key=lambda index: (-shapes[index][1], index)):
+        rows, longest = shapes[index]
+        if parts and (sizes[-1][0] + rows) * sizes[-1][1] <= budget and 2 * longest >= sizes[-1][1]:
+            parts[-1].append(index)
+            sizes[-1] = (sizes[-1][0] + rows, sizes[-1][1])
+        else:
+            parts.append([index])
+            sizes.append((rows, longest))
+    order = sorted(range(len(parts)), key=lambda part: (-sizes[part][0] * sizes[part][1], parts[part]))
+    return [sorted(parts[part]) for part in order]
+
+
 def minibatches(groups: Seq[int], k: int, seed: int) -> list[list[int]]:
     """Split trajectories, given by their group ids, at random into `k` minibatches of similar size, one per update.
 

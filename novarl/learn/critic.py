@@ -14,7 +14,7 @@ from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.data.pack import minibatches, select
 from novarl.distributed.ranks import Ranks
 from novarl.learn.accumulate import accumulate
-from novarl.learn.fitting import Splits, fitting
+from novarl.learn.fitting import Splits, fitting, joined
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
 from novarl.learn.plan import piece, plan, trajectory_of_tokens
@@ -109,7 +109,7 @@ class Critic:
         }
         for trajectories in minibatches(batch.group.tolist(), self.settings.passes, seed=self.optimizer.update):
             part, index = select(batch, trajectories)
-            record |= self._update(part, scores.values[index], credit.returns[index])
+            record = joined(record, self._update(part, scores.values[index], credit.returns[index]))
         return record
 
     def _update(self, batch: Batch, old: Tensor, returns: Tensor) -> Record:

@@ -22,7 +22,7 @@ from novarl.core.types import Record
 T = TypeVar("T")
 
 MOST = 10
-"""Passes over one batch that may fail."""
+"""Passes over one batch that may fail in a row, none of which came further than those before."""
 
 SPLIT = "split_micro_batches"
 """The Record's name for how many micro-batches were split; absent where none was."""
@@ -50,9 +50,11 @@ def fitting(
     """What `attempt` returns of the micro-batches `micro`, which it takes one by one.
 
     Where memory runs out, `undo` takes back what the attempt has done so far, the micro-batch it was at is split into
-    halves, and the attempt begins again. NovaError: a trajectory alone does not fit, or `MOST` attempts have failed.
+    halves, and the attempt begins again. NovaError: a trajectory alone does not fit, or `MOST` attempts in a row have
+    failed without coming further.
     """
-    for _ in range(MOST):
+    furthest, left = 0, MOST
+    while left:
         at = [0]
         try:
             return attempt(_counted(micro, at))
@@ -72,6 +74,9 @@ def fitting(
                 where="micro",
                 fix="set micro.gradient_checkpointing=true, lower micro.logprob_chunk, or allow fewer tokens",
             )
+        done = sum(map(len, micro[: at[0]]))
+        left = left - 1 if done <= furthest else MOST - 1
+        furthest = max(furthest, done)
         middle = len(failed) // 2
         micro = [*micro[: at[0]], failed[:middle], failed[middle:], *micro[at[0] + 1 :]]
         splits.count += 1
@@ -80,6 +85,12 @@ def fitting(
         where="micro.max_tokens",
         fix="lower micro.max_tokens, or set micro.gradient_checkpointing=true",
     )
+
+
+def joined(record: Record, other: Record) -> Record:
+    """Both Records of one update as one: of the numbers that they share the other's, of micro-batches split the sum."""
+    split = record.get(SPLIT, 0.0) + other.get(SPLIT, 0.0)
+    return record | other | ({SPLIT: split} if split else {})
 
 
 def report(record: Record, step: int, bus: Bus) -> None:

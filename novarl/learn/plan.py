@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from novarl.core.types import Batch
-from novarl.data.pack import microbatches, partition, select
+from novarl.data.pack import microbatches, padded_microbatches, partition, select
 from novarl.distributed.ranks import Ranks
 from novarl.models.prefix import Group, find_groups, unique_places
 
@@ -45,7 +45,8 @@ def plan(
     once (`models.prefix`), unless together they exceed the budget or one rank's part of the work. (A part of the batch
     may share a little less, or more, than its sequences do in the whole.) Trajectories without
     a trained token (baselines, failed ones) cost nothing and are left out. Those of `apart` [R] bool come last, in
-    micro-batches of their own, unless they compute fewer than FEW tokens. Without `shares` every token counts.
+    micro-batches of their own, unless they compute fewer than FEW tokens. Without `shares`, as for a model that runs
+    through its own attention, every token counts, and what pads the shorter sequences to the longest.
     """
     chosen = torch.zeros(batch.reward.numel(), dtype=torch.bool)
     chosen[trajectory_of_tokens(batch)[batch.mask]] = True
@@ -83,9 +84,11 @@ def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int, shares: bool)
     if not wanted:
         return []
     part = batch if len(wanted) == chosen.numel() else select(batch, wanted)[0]
+    if not shares:
+        return [[wanted[trajectory] for trajectory in micro] for micro in _padded(part, ranks, budget)]
     if ranks.size == 1 and (part.tokens.numel() <= budget or _computed(part, shares) <= budget):
         return [wanted]
-    units = _units(part, ranks.size, budget, shares)
+    units = _units(part, ranks.size, budget)
     sizes = [size for _, size in units]
     mine = partition(sizes, ranks.size)[ranks.rank]
     return [
@@ -94,10 +97,21 @@ def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int, shares: bool)
     ]
 
 
-def _units(batch: Batch, ranks: int, budget: int, shares: bool) -> list[tuple[list[int], int]]:
+def _padded(batch: Batch, ranks: Ranks, budget: int) -> list[list[int]]:
+    """This rank's micro-batches where every sequence is padded to the longest beside it."""
+    shapes = [(0, 0)] * batch.reward.numel()
+    for trajectory, length in zip(batch.traj.tolist(), batch.cu_seqlens.diff().tolist(), strict=True):
+        rows, longest = shapes[trajectory]
+        shapes[trajectory] = (rows + 1, max(longest, length))
+    mine = partition([rows * longest for rows, longest in shapes], ranks.size)[ranks.rank]
+    cut = padded_microbatches([shapes[trajectory] for trajectory in mine], budget)
+    return [[mine[place] for place in micro] for micro in cut]
+
+
+def _units(batch: Batch, ranks: int, budget: int) -> list[tuple[list[int], int]]:
     """What stays together: runs of trajectories, and how many tokens each computes. Groups of one template do not stay
     together: in large units ranks could not share the work evenly."""
-    groups = _groups(batch, shares, join=False)
+    groups = _groups(batch, True, join=False)
     group = [number for number, found in enumerate(groups) for _ in range(found.members)]
     kept, spread = (index.tolist() for index in unique_places(groups, torch.device("cpu")))
     places = [spread[begin:end] for begin, end in pairwise(batch.cu_seqlens.tolist())]

@@ -34,12 +34,15 @@ SLAB = 1024
 
 
 class Scoring(Protocol):
-    """Where a model computes, and whether what sequences begin with together is computed once."""
+    """Where a model computes, whether what sequences begin with together is computed once, and who counts the
+    micro-batches that had to be split."""
 
     @property
     def device(self) -> torch.device: ...
     @property
     def shares(self) -> bool: ...
+    @property
+    def splits(self) -> Splits: ...
 
 
 class TrajectoryLearner:
@@ -48,7 +51,7 @@ class TrajectoryLearner:
     def __init__(self, model: nn.Module, scorer: Scoring, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
         self.device, self.shares, self.ranks, self.budget = scorer.device, scorer.shares, ranks, budget
         self.optimizer = Optimizer(model, optim)
-        self.splits = Splits()
+        self.splits = scorer.splits  # what a pass over a reference had to split is told with the next update
 
     def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of each trajectory of a micro-batch [R], and metrics by name, of any shapes: means are reported."""
@@ -148,7 +151,7 @@ class KTOLearner(TrajectoryLearner):
         undesirable_weight: float = 1.0,
     ) -> None:
         super().__init__(model, scorer, optim=optim, ranks=ranks, budget=budget)
-        self.scorer, self.beta, self.splits = scorer, beta, scorer.splits
+        self.scorer, self.beta = scorer, beta
         self.weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
         self.point = torch.zeros(())
 

@@ -19,6 +19,7 @@ from novarl.algos.reward_modeling import implicit_ce
 from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.distributed.ranks import Ranks
 from novarl.learn.accumulate import accumulate
+from novarl.learn.fitting import SPLIT
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
 from novarl.learn.plan import per_trajectory
@@ -40,11 +41,13 @@ class ProcessRewards:
     def __init__(self, scorer: Scorer, settings: PrimeSettings, *, ranks: Ranks, budget: int) -> None:
         self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
         self.optimizer = Optimizer(scorer.model, settings.optim)
+        self._split: Record = {}
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
         """The scores with a reward for each trained token."""
         assert scores.ref_logp is not None
         record = self._update(batch, scores.ref_logp)
+        self._split = {SPLIT: record.pop(SPLIT)} if SPLIT in record else {}
         logp = self.scorer.logprobs(batch, self.ranks, self.budget).to(scores.ref_logp)
         rewards = token_rewards(logp, scores.ref_logp, batch.mask, beta=self.settings.beta)
         record["process_reward_mean"] = rewards[batch.mask].double().mean().item()
@@ -85,8 +88,10 @@ class ProcessRewards:
         ledger.mean("process_accuracy", right.double())
 
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
-        """Nothing: it has learnt from the rollout before its rewards were read."""
-        return {}
+        """Nothing: it has learnt from the rollout before its rewards were read. Micro-batches that it had to split
+        then are told of with the first minibatch, not with each."""
+        split, self._split = self._split, {}
+        return split
 
     def state_dict(self) -> dict[str, Any]:
         return {"model": weights_of(self.scorer.model), "optimizer": self.optimizer.state_dict()}

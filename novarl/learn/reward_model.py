@@ -14,7 +14,7 @@ the last token, `RatioScorer` sums beta (log phi - log ref) over the answer (htt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from novarl.algos import implicit_prm, reward_modeling
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
+from novarl.learn.fitting import Splits
 from novarl.learn.optim import OptimSettings
 from novarl.learn.plan import piece, plan
 from novarl.learn.preference import (
@@ -56,6 +57,7 @@ class HeadScorer:
     model: ValueModel
     layout: Layout = "auto"
     compute_dtype: torch.dtype = torch.float32
+    splits: Splits = field(default_factory=Splits, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -86,6 +88,10 @@ class RatioScorer:
     @property
     def shares(self) -> bool:
         return self.scorer.shares
+
+    @property
+    def splits(self) -> Splits:
+        return self.scorer.splits
 
     def __call__(self, batch: Batch) -> RewardOutput:
         check_reference(batch)

@@ -104,7 +104,7 @@ def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
         record = stages.learner.update(part, scores, credit)
         record["staleness"] = off_policy.staleness(part.version, state.update, part.mask).item()
     if stages.supplier is not None:
-        record |= stages.supplier.learn(part, scores, credit)
+        record = fitting.joined(record, stages.supplier.learn(part, scores, credit))
     return record | pending.record
 
 

@@ -12,7 +12,16 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor
 
 from novarl.core.types import Batch, Prompt, Rollout, Scored, Sequence
-from novarl.data.pack import microbatches, minibatches, pack, pack_sequences, padded, partition, select
+from novarl.data.pack import (
+    microbatches,
+    minibatches,
+    pack,
+    pack_sequences,
+    padded,
+    padded_microbatches,
+    partition,
+    select,
+)
 
 PURE = settings(
     deadline=None, derandomize=True, database=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow]
@@ -207,6 +216,24 @@ def test_microbatches_are_balanced_and_few() -> None:
     assert max(sizes) - min(sizes) < 60
     with pytest.raises(ValueError):
         microbatches([1], 0)
+
+
+@PURE
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 60)), max_size=30), st.integers(1, 200))
+def test_padded_microbatches_keep_the_budget_with_their_padding(shapes: list[tuple[int, int]], budget: int) -> None:
+    split = padded_microbatches(shapes, budget)
+    assert sorted(itertools.chain(*split)) == list(range(len(shapes)))
+    assert all(part and part == sorted(part) for part in split)
+    sizes = [sum(shapes[i][0] for i in part) * max(shapes[i][1] for i in part) for part in split]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(size <= budget or len(part) == 1 for size, part in zip(sizes, split, strict=True))
+
+
+def test_one_long_sequence_is_not_padded_to_by_many_short_ones() -> None:
+    assert padded_microbatches([(1, 2000), *[(1, 50)] * 40], 4096) == [[0], list(range(1, 41))]
+    assert padded_microbatches([(1, 40), (2, 20), (1, 30), (1, 19)], 160) == [[0, 1, 2], [3]]
+    with pytest.raises(ValueError):
+        padded_microbatches([(1, 1)], 0)
 
 
 @PURE

@@ -80,7 +80,12 @@ def test_a_model_that_does_not_share_has_every_token_counted() -> None:
     assert len(plan(batch, Ranks(), budget)) == 1
     cut = plan(batch, Ranks(), budget, shares=False)
     assert len(cut) > 2
-    assert all(select(batch, micro)[0].tokens.numel() <= budget for micro in cut)
+    widths = [select(batch, micro)[0].cu_seqlens.diff() for micro in cut]
+    assert all(len(lengths) * lengths.max() <= budget for lengths in widths), "with what pads them"
+    assert len({int(lengths.max()) for lengths in widths}) > 1
+    assert sorted(one for micro in cut for one in micro) == [
+        one for micro in plan(batch, Ranks(), budget) for one in micro
+    ]
     model = sharp_case(torch.float64).model
     assert (
         Scorer(model).shares and not Scorer(model, layout="padded").shares and not Scorer(model, layout="packed").shares

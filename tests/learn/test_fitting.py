@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +19,11 @@ from novarl.core.errors import NovaError
 from novarl.core.memory import out_of_memory
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
-from novarl.learn.fitting import MOST, SPLIT, Splits, fitting, report
+from novarl.learn.fitting import MOST, SPLIT, Splits, fitting, joined, report
 from novarl.learn.plan import plan
 from novarl.learn.policy import PolicyLearner
 from novarl.learn.scorer import Scorer
+from tests.build.harness import ON_TASK, events, finished, metrics
 from tests.invariance.gradients import Limits, distance, gradient, sharp_case
 
 BUDGET = 50
@@ -101,6 +104,64 @@ def test_ten_in_a_row_are_one_clear_error() -> None:
         fitting([list(range(5000))], attempt, splits)
     assert "\n" not in str(raised.value) and "micro.max_tokens" in str(raised.value)
     assert splits.take() == 10
+
+
+def test_many_that_are_a_little_too_large_are_no_row_of_failures() -> None:
+    """Each is split once, and every pass comes further than the one before."""
+    splits = Splits()
+
+    def attempt(micro: Any) -> int:
+        parts = 0
+        for part in micro:
+            if len(part) > 2:
+                raise MemoryError
+            parts += 1
+        return parts
+
+    assert fitting([[3 * i, 3 * i + 1, 3 * i + 2] for i in range(3 * MOST)], attempt, splits) == 6 * MOST
+    assert splits.take() == 3 * MOST
+
+
+def test_of_two_records_of_an_update_splits_are_added() -> None:
+    assert joined({SPLIT: 2.0, "a": 1.0}, {SPLIT: 1.0, "a": 3.0}) == {SPLIT: 3.0, "a": 3.0}
+    assert joined({SPLIT: 2.0}, {"a": 1.0}) == {SPLIT: 2.0, "a": 1.0}
+    assert joined({}, {"a": 1.0}) == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "count"),
+    [
+        (("algo=ppo", "critic.shared=true"), "novarl.learn.critic.ValueScorer.__call__", 1),
+        (
+            ("algo=ppo", "updates_per_rollout=2", "critic.updates_per_rollout=4"),
+            "novarl.learn.critic.Critic._backward",
+            2,
+        ),
+        (("algo=prime", "updates_per_rollout=2"), "novarl.learn.prime.ProcessRewards._backward", 1),
+    ],
+    ids=["values", "critic", "prime"],
+)
+def test_whoever_splits_in_a_step_its_event_says_so_once(
+    words: tuple[str, ...], place: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of the first step fails in each of its calls, of which the critic's are four in two updates."""
+    module, owner, name = place.rsplit(".", 2)
+    kind = getattr(importlib.import_module(module), owner)
+    honest, failed = getattr(kind, name), set()
+
+    def tight(self: Any, part: Batch, *rest: Any, **more: Any) -> Any:
+        size, update = part.reward.numel(), getattr(getattr(self, "optimizer", None), "update", 0)
+        if size > 1 and update not in failed and len(failed) < 4:
+            failed.add(update)
+            raise MemoryError
+        return honest(self, part, *rest, **more)
+
+    monkeypatch.setattr(kind, name, tight)
+    run = tmp_path / "run"
+    finished("rl", *ON_TASK, *words, "steps=1", "prompts_per_rollout=4", f"run_dir={run}")
+    told = events(run, "split_micro_batch")
+    assert len(told) == count and sum(event["count"] for event in told) == len(failed)
+    assert sum(line.get(SPLIT, 0) for line in metrics(run)) == len(failed)
 
 
 def test_a_trajectory_that_does_not_fit_alone_is_an_error_at_once() -> None:

@@ -326,3 +326,20 @@ def test_what_a_loss_cannot_do_is_refused() -> None:
 
 def test_soft_labels_are_kept_by_the_rows() -> None:
     assert {row.label for row in rows()} == {1.0, 0.0, 0.7} and isinstance(rows()[0], Labelled)
+
+
+def test_what_the_reference_had_to_split_is_told_with_the_first_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, call = learner(model()), Scorer.__call__
+    assert isinstance(mine, PreferenceLearner)
+    of = batch()
+
+    def small(self: Scorer, batch: Batch) -> tuple[Tensor, Tensor]:
+        if batch.reward.numel() > 2:
+            raise MemoryError
+        return call(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scorer, "__call__", small)
+        mine.scorer.logprobs(of, Ranks(), WHOLE)
+    first, second = mine.update(of), mine.update(of)
+    assert first["split_micro_batches"] >= 1 and "split_micro_batches" not in second

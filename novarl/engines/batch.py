@@ -99,7 +99,7 @@ class Batch:
         # Decoding goes first: the rows that pad it to a multiple of ROWS are those that arrivals will overwrite.
         logits = [self._decode_branches()] if self._running else []
         if arrivals:
-            self._add(arrivals)
+            self._add(arrivals, version)
             streams, samplings = [one.stream for one in self._running], [one.request.sampling for one in self._running]
             self._parameters = Parameters.of(streams, samplings, self._runner.device)
             self._watch()
@@ -139,15 +139,15 @@ class Batch:
             rows = min(round_up(self._max_batch, ROWS), max(needed, 2 * self._cache.rows))
             self._cache.reserve(0, rows=rows, held=len(self._branches))
 
-    def _add(self, arrivals: Sequence[tuple[Sequence[Request], Prefill]]) -> None:
-        """Give the requests of each prompt a branch that holds it."""
+    def _add(self, arrivals: Sequence[tuple[Sequence[Request], Prefill]], version: int) -> None:
+        """Give the requests of each prompt, which the weights of `version` have run, a branch that holds it."""
         first = len(self._branches)
         self._make_room(sum(len(requests) for requests, _ in arrivals))
         state: list[tuple[int, int, int, int]] = []
         copies: dict[KVCache, list[tuple[int, Prefill]]] = defaultdict(list)
         room = 0
         branches: list[tuple[int, int, int, int]] = []
-        lanes = self._prefixes.add([prefill for _, prefill in arrivals])
+        lanes = self._prefixes.add([prefill for _, prefill in arrivals], version)
         for branch, ((requests, prefill), lane) in enumerate(zip(arrivals, lanes, strict=True), first):
             prompt = len(prefill.prompt)
             before, length = (0, prompt) if lane < 0 else (prompt, 0)

@@ -73,7 +73,7 @@ class LocalEngine:
         request = Request(prompt, sampling, key, limit, loop.create_future())
         self._outstanding.add(request)
         self._queue.put(request)
-        if self._driver is None:
+        if self._driver is None or self._driver.done():  # one that was cancelled before its first step never took leave
             self._driver = loop.create_task(self._drive(), name="novarl-local-engine")
             # The requests have the driver's exception; asyncio need not report it once more.
             self._driver.add_done_callback(lambda driver: driver.cancelled() or driver.exception())
@@ -108,9 +108,9 @@ class LocalEngine:
 
     async def _drive(self) -> None:
         """Step until nobody waits. Nothing of a stretch outlives it: idle, an engine holds no cache and no weights."""
-        self._runner.refresh()
-        batch = Batch(self._runner, self._decode, max_batch=self._max_batch, eos_ids=self._eos_ids)
         try:
+            self._runner.refresh()
+            batch = Batch(self._runner, self._decode, max_batch=self._max_batch, eos_ids=self._eos_ids)
             while True:
                 arrivals = self._arrivals(batch.free)
                 if not arrivals and not len(batch):

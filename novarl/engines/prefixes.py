@@ -18,29 +18,29 @@ the prompt alone, so that no bits depend on who else is there."""
 
 
 class Prefixes:
-    """Each long prompt of a batch in a lane of its own, as long as a row continues it; none where the runner cannot
-    share."""
+    """Each long prompt of a batch in a lane of its own, as long as a row continues it, and one for each version of the
+    weights that it was run by; none where the runner cannot share."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._queries = runner.shared_queries
         self._cache = runner.new_cache()
-        self._prompts: list[tuple[int, ...]] = []
+        self._prompts: list[tuple[tuple[int, ...], int]] = []
 
-    def add(self, prefills: Sequence[Prefill]) -> list[int]:
-        """The lane of each prompt; -1 for those that are not shared."""
+    def add(self, prefills: Sequence[Prefill], version: int) -> list[int]:
+        """The lane of each prompt, which the weights of `version` have run; -1 for those that are not shared."""
         held = len(self._prompts)
-        lanes = {prompt: lane for lane, prompt in enumerate(self._prompts)}
+        lanes = {named: lane for lane, named in enumerate(self._prompts)}
         new: dict[int, Prefill] = {}
         found = []
         for prefill in prefills:
-            prompt = prefill.prompt
-            if self._queries is None or len(prompt) < LONG:
+            if self._queries is None or len(prefill.prompt) < LONG:
                 found.append(-1)
                 continue
-            if prompt not in lanes:
-                lanes[prompt] = len(lanes)
-                new[lanes[prompt]] = prefill
-            found.append(lanes[prompt])
+            named = prefill.prompt, version
+            if named not in lanes:
+                lanes[named] = len(lanes)
+                new[lanes[named]] = prefill
+            found.append(lanes[named])
         if new:
             self._prompts = list(lanes)
             rows = max(len(lanes), 2 * self._cache.rows) if len(lanes) > self._cache.rows else 0
@@ -55,7 +55,7 @@ class Prefixes:
             return lanes
         used = np.unique(lanes[lanes >= 0])
         prompts = [self._prompts[lane] for lane in used.tolist()]
-        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        lengths = np.array([len(prompt) for prompt, _ in prompts], np.int64)
         places, movers = settle(used, self._slabs(lengths))
         if len(movers):
             self._cache.move(places[movers].tolist(), used[movers].tolist(), int(lengths[movers].max()))
@@ -79,7 +79,7 @@ class Prefixes:
         places = lanes[sharing] * width_of_lane + within
         rows = np.zeros((len(held), width_of_lane), np.int64)
         rows.reshape(-1)[places] = sharing
-        lengths = [len(prompt) for prompt in self._prompts]
+        lengths = [len(prompt) for prompt, _ in self._prompts]
         before = np.zeros((width, 1), np.int64)
         before[sharing, 0] = np.array(lengths)[lanes[sharing]]
         if len(sharing) == len(lanes):

@@ -8,7 +8,6 @@ of experts multiplies as many rows by an expert as were routed to it, so its las
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -118,20 +117,19 @@ class ModelRunner:
     def prefill(self, prompts: Sequence[tuple[int, ...]], known: Iterable[Prefill] = ()) -> list[Prefill]:
         """Run prompts, those of like length together, and return them in their order.
 
-        A prompt that begins as one of `known` does, or as a longer one among themselves, is run from there on alone;
-        the bits are the same, since what is run at once is padded to a multiple of ROWS tokens.
+        A prompt that begins as one of `known` does, or as another of `prompts`, is run from there on alone; the bits
+        are the same, since what is run at once is padded to a multiple of ROWS tokens.
         """
         done: dict[int, Prefill] = {}
-        first, after = _leaders(prompts, known)
-        for together in _alike(first, lambda index: len(prompts[index])):
-            done |= zip(together, self._prefill([(prompts[index], None) for index in together]), strict=True)
-        shared: dict[int, tuple[Prefill, int]] = {
-            index: (done[leader] if isinstance(leader, int) else leader, length)
-            for index, (leader, length) in after.items()
-        }
-        for together in _alike(shared, lambda index: len(prompts[index]) - shared[index][1]):
-            work = [(prompts[index], shared[index]) for index in together]
-            done |= zip(together, self._prefill(work), strict=True)
+        turns, after = _turns(prompts, known)
+        for turn in turns:
+            shared: dict[int, tuple[Prefill, int]] = {
+                index: (done[leader] if isinstance(leader, int) else leader, length)
+                for index, (leader, length) in ((index, after[index]) for index in turn if index in after)
+            }
+            for together in _alike(turn, lambda index: len(prompts[index]) - after.get(index, (0, 0))[1]):
+                work = [(prompts[index], shared.get(index)) for index in together]
+                done |= zip(together, self._prefill(work), strict=True)
         return [done[index] for index in range(len(prompts))]
 
     def _prefill(self, work: Sequence[tuple[tuple[int, ...], tuple[Prefill, int] | None]]) -> list[Prefill]:
@@ -331,27 +329,43 @@ def _blockwise(hidden: Tensor, weight: Tensor) -> Tensor:
     return logits
 
 
-def _leaders(
+def _turns(
     prompts: Sequence[tuple[int, ...]], known: Iterable[Prefill]
-) -> tuple[list[int], dict[int, tuple[int | Prefill, int]]]:
-    """Which prompts to run whole, and for each of the others what it shares its beginning with (one of `known`, or one
-    that is run whole) and how many tokens: at least SHARED, and never all of them, since it needs its last logits."""
-    starting: dict[tuple[int, ...], list[tuple[tuple[int, ...], int | Prefill]]] = defaultdict(list)
+) -> tuple[list[list[int]], dict[int, tuple[int | Prefill, int]]]:
+    """In which order to run prompts, and for each but those that are run whole what it shares its beginning with (one
+    of `known`, or one of an earlier turn) and how many tokens: at least SHARED, and never all of them, since it needs
+    its last logits. So all prompts may begin with one template, and some go on alike."""
+    places: dict[tuple[int, tuple[int, ...]], int] = {}  # of a tree whose branches are SHARED tokens each
+    firsts: list[tuple[tuple[int, ...], int | Prefill, int]] = []  # who came there first, and in which turn
+
+    def grow(prompt: tuple[int, ...], leader: int | Prefill, turn: int) -> None:
+        place = -1
+        for start in range(0, len(prompt) - SHARED + 1, SHARED):
+            place = places.setdefault((place, prompt[start : start + SHARED]), len(firsts))
+            if place == len(firsts):
+                firsts.append((prompt, leader, turn))
+
+    def first(prompt: tuple[int, ...]) -> tuple[tuple[int, ...], int | Prefill, int] | None:
+        place, found = -1, None
+        for start in range(0, len(prompt) - SHARED, SHARED):
+            if (place := places.get((place, prompt[start : start + SHARED]), -2)) < 0:
+                break
+            found = firsts[place]
+        return found
+
     for prefill in known:
-        starting[prefill.prompt[:SHARED]].append((prefill.prompt, prefill))
-    first: list[int] = []
+        grow(prefill.prompt, prefill, 0)
+    turns: dict[int, list[int]] = {0: []}
     after: dict[int, tuple[int | Prefill, int]] = {}
     for index in sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True):
-        prompt = prompts[index]
-        others = starting[prompt[:SHARED]]
-        shared = [min(common_length(prompt, other), len(prompt) - 1) for other, _ in others]
-        if max(shared, default=0) >= SHARED:
-            best = shared.index(max(shared))
-            after[index] = (others[best][1], shared[best])
-        else:
-            first.append(index)
-            others.append((prompt, index))
-    return first, after
+        prompt, turn = prompts[index], 0
+        if (found := first(prompt)) is not None:
+            other, leader, before = found
+            after[index] = (leader, min(common_length(prompt, other), len(prompt) - 1))
+            turn = before + 1
+        turns.setdefault(turn, []).append(index)
+        grow(prompt, index, turn)
+    return [turns[turn] for turn in sorted(turns)], after
 
 
 def _alike(indices: Iterable[int], length: Callable[[int], int]) -> Iterator[list[int]]:

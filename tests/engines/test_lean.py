@@ -238,6 +238,23 @@ def test_prompts_that_begin_alike_are_run_once_to_the_same_bits(
         torch.testing.assert_close(prefill.logits, full_logits(policy.model, prompt)[-1], rtol=0, atol=1e-3)
 
 
+def test_states_of_several_prompts_share_more_than_their_template(
+    policy: Policy, fed: list[int], weights: str, reproducible: None
+) -> None:
+    """As VinePPO's do, each of whose prompts begins with the chat template's words."""
+    runner, rng = ModelRunner(policy.model), random.Random(2)
+    template = echo(20, rng=rng)
+    answers = [template + echo(100, rng=rng) for _ in range(4)]
+    prompts = [tuple(answer[:length]) for length in (60, 120, 80, 100) for answer in answers]
+    fed.clear()
+    together = runner.prefill(prompts)
+    assert sum(fed) < 20 + 4 * 100 + 12 * 20, "each answer once, and a few tokens more of each state"
+    for prompt, prefill in zip(prompts, together, strict=True):
+        torch.testing.assert_close(prefill.logits, full_logits(policy.model, prompt)[-1], rtol=0, atol=1e-3)
+        if weights != "packed" or products.onednn_keeps_bits():
+            assert torch.equal(prefill.logits, runner.prefill([prompt])[0].logits)
+
+
 def test_a_prompt_that_goes_on_pays_for_what_is_new(policy: Policy, fed: list[int]) -> None:
     runner, rng = ModelRunner(policy.model), random.Random(1)
     first = tuple(echo(200, rng=rng))

@@ -7,6 +7,7 @@ import errno
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.core.types import Completion, Sampling
 from novarl.engines.local import LocalEngine, sample_all
+from novarl.engines.prefixes import LONG
+from novarl.engines.runner import ModelRunner
 from novarl.engines.sampling import Parameters, choose
 from novarl.models.kv_cache import KVCache
 from novarl.models.load import Policy, load
@@ -285,6 +288,45 @@ def test_published_weights_are_sampled_from_and_versions_are_recorded(policy: Po
 
     versions = asyncio.run(publish_in_flight()).versions
     assert set(versions) == {3, 4} and list(versions) == sorted(versions)
+
+
+def test_a_long_prompt_that_others_still_continue_is_run_anew_by_new_weights(policy: Policy) -> None:
+    own = load("tiny", seed=7)
+    engine, fresh = make_engine(own), make_engine(policy)
+    prompt = list(b"abcdefgh" * (LONG // 8 + 1))
+    greedy = Sampling(temperature=0.0, max_tokens=8)
+
+    async def overlap() -> Completion:
+        first = asyncio.create_task(engine.sample(prompt, replace(greedy, max_tokens=40), key="first"))
+        for _ in range(6):
+            await asyncio.sleep(0)
+        assert not first.done()
+        engine.publish(policy.model.named_parameters(), 1)
+        second = await engine.sample(prompt, greedy, key="second")
+        assert not first.done(), "or nobody held the old keys any more"
+        await first
+        return second
+
+    found, (expected,) = asyncio.run(overlap()), sample_all(fresh, [(prompt, greedy, "second")])
+    assert (found.tokens, found.logp) == (expected.tokens, expected.logp)
+
+
+def test_an_engine_that_failed_before_its_first_step_serves_the_next_request(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, wanted = make_engine(policy), ragged(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "refresh", raising(ZeroDivisionError()))
+        with pytest.raises(ZeroDivisionError):
+            sample_all(engine, wanted)
+    assert sample_all(engine, wanted) == sample_all(make_engine(policy), wanted)
+
+
+def raising(error: Exception) -> Any:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_a_group_that_arrives_over_two_versions_gets_a_prefill_of_each(policy: Policy) -> None:

@@ -85,7 +85,7 @@ def test_a_prompt_is_kept_once_as_long_as_somebody_continues_it(
     honest = Batch._decode_branches
 
     def look(self: Batch) -> Tensor:
-        held.append(([len(prompt) for prompt in self._prefixes._prompts], self._cache.capacity))
+        held.append(([len(prompt) for prompt, _ in self._prefixes._prompts], self._cache.capacity))
         return honest(self)
 
     monkeypatch.setattr(Batch, "_decode_branches", look)
@@ -213,7 +213,7 @@ def test_attention_is_that_of_rows_with_copies_of_their_own(queries: int, all_sh
     plain.write(joined[0], joined[1], 0)
 
     store = Prefixes.__new__(Prefixes)
-    store._queries, store._cache, store._prompts = queries, prompts, [(0,) * length for length in lengths]
+    store._queries, store._cache, store._prompts = queries, prompts, [((0,) * length, 0) for length in lengths]
     shared = store.shared(lanes, len(lanes))
     assert shared is not None
     assert torch.equal(shared.before[:, 0], before)

@@ -17,20 +17,21 @@ PARTS = {"seconds": "in all", "step_seconds": "a step", "first_step": "to the en
 DIGITS = {"memory_mb": 0, "tokens_per_second": 0, "tokens": 0, "steps": 0}
 ABOUT = """\
 Each side runs in a process of its own, in turn with the others, from the same weights file, prompts, hyper-parameters
-and data order; the first step is left out except in W9. A value is a ratio of medians over the rounds, its interval a
-95 % bootstrap over rounds. Speed is TRL's seconds a step over ours; where steps hold unlike many tokens (W5), its
-seconds a token; in W7 our tokens a second over others'. Times are wall clock between steps, seen from outside. Memory
-is the most that process and children held in RAM, above what they held when training began; on a GPU the most that
-tensors took there. TRL runs without gradient checkpointing, with sdpa, and in float32 where a side does not say bf16.
-"best" is the fastest of the named ways to split its batch; those more than a quarter behind in the first round drop
-out. `MKL_CBWR`, which exact bits need, is set for us and not for it. Answers are noise of the model's length law; their
-lengths are shown. The commit under a section is that of our side; none: a working tree without one. From b6bed3c on we
-run, as the peers do, in a virtualenv with what users install: transformers imports what else it finds. From ada739d on
-what the machine can do is measured before and after each round, whose floor is that of the better of the two. From
-e68ef5b on no weight of the models is 0: such became denormals in both sides' updates, which some processors multiply
-slowly; and in W2 ours has micro.max_tokens=1024, before 512. From de9ab75 on that is so in W3 too, before 768.
-From ac66fa7 on ours has 4096 in W1, before the default of 2,048, and all sides are looked at less often; in families,
-which is W1's step, ours have it too where its section says so. After f933c61 each round begins with another side."""
+(but for W4's learning rates, each side's best) and data order; the first step is left out except in W9. A value is a
+ratio of medians over the rounds, its interval a 95 % bootstrap over rounds. Speed is TRL's seconds a step over ours;
+where steps hold unlike many tokens (W5), its seconds a token; in W7 our tokens a second over others'. Times are wall
+clock between steps, seen from outside. Memory is the most that process and children held in RAM, above what they held
+when training began; on a GPU the most that tensors took there. TRL runs without gradient checkpointing, with sdpa, and
+in float32 where a side does not say bf16. "best" is the fastest of the named ways to split its batch; those more than a
+quarter behind in the first round drop out. `MKL_CBWR`, which exact bits need, is set for us and not for it. Answers are
+noise of the model's length law; their lengths are shown. The commit under a section is that of our side; none: a
+working tree without one. From b6bed3c on we run, as the peers do, in a virtualenv with what users install: transformers
+imports what else it finds. From ada739d on what the machine can do is measured before and after each round, whose floor
+is that of the better of the two. From e68ef5b on no weight of the models is 0: such became denormals in both sides'
+updates, which some processors multiply slowly; and in W2 ours has micro.max_tokens=1024, before 512. From de9ab75 on
+that is so in W3 too, before 768. From ac66fa7 on ours has 4096 in W1, before the default of 2,048, and all sides are
+looked at less often; in families, which is W1's step, ours have it too where its section says so. After f933c61 each
+round begins with another side."""
 
 
 def load(page: str) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"novarl: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     except Exception as error:
-        if (full := _full_disk(error)) is not None:
-            print(f"novarl: {full}", file=sys.stderr)
+        if (lacking := _full_disk(error) or _no_memory(error)) is not None:
+            print(f"novarl: {lacking}", file=sys.stderr)
             return 2
         error.add_note(
             f"This is a fault in NovaRL {novarl.__version__}, not in your input: please report it with the lines above."
@@ -103,6 +103,17 @@ def _full_disk(error: Exception) -> NovaError | None:
         return None
     fix = "make room, then go on from the last checkpoint with resume=auto"
     return NovaError(f"the run stopped: {refused.strerror}", where=refused.filename or "disk", fix=fix)
+
+
+def _no_memory(error: Exception) -> NovaError | None:
+    """Nor has memory run out through a fault of ours, where no part of the work could be made smaller by itself: while
+    a model is loaded, or an optimiser makes its state."""
+    from novarl.core.memory import first_line, out_of_memory
+
+    if not out_of_memory(error):
+        return None
+    fix = "take a smaller model or lora.rank, or lower micro.max_tokens; resume=auto goes on from the last checkpoint"
+    return NovaError(f"the run stopped: memory ran out ({first_line(error)})", fix=fix)
 
 
 def _front(command: str, words: list[str]) -> int:
@@ -174,7 +185,22 @@ def _explain(rest: list[str]) -> None:
         if other != kind:
             what, fix = f"kind is {other!r}, and this is novarl explain {kind}", f"run novarl explain {other}"
             raise NovaError(what, where=f"{place} kind", fix=f"{fix} {path}" if path else fix)
-    print(describe(_fill(_load(kind, rest))), end="")
+    print(describe(_fill(_load(kind, rest)), ran=_ran(path)), end="")
+
+
+def _ran(path: str | None) -> list[str]:
+    """Of a run whose own config.yaml is explained: what it was computed by when it last began."""
+    import json
+
+    events = os.path.join(os.path.dirname(path), "events.jsonl") if path else ""
+    if not os.path.isfile(events):
+        return []
+    with open(events, encoding="utf-8") as lines:
+        begun = [line for line in lines if '"kind": "start"' in line and line.endswith("\n")]
+    last = json.loads(begun[-1]) if begun else {}
+    if "attention" not in last:
+        return []
+    return [f"This run began on {last['device']}: attention by {last['attention']}, modules {last['modules']}."]
 
 
 def _check(rest: list[str]) -> None:

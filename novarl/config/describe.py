@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from novarl.config.absent import absent
 from novarl.config.base import Config, RunConfig, TrainConfig
 from novarl.config.describe_rl import algorithm, unread
@@ -12,8 +14,8 @@ from novarl.config.preference import DPOConfig, PreferenceConfig, RMConfig
 from novarl.config.tree import BUILT_IN_MODELS, EvalConfig, RLConfig, SampleConfig, SFTConfig
 
 
-def describe(config: Config) -> str:
-    """What `novarl explain` prints: first in words, then every key with its value.
+def describe(config: Config, *, ran: Sequence[str] = ()) -> str:
+    """What `novarl explain` prints: first in words, `ran` among them, then every key with its value.
 
     A null that the algorithm or the task decides is said to be theirs; `load.fill` puts in what they decide.
     """
@@ -21,6 +23,7 @@ def describe(config: Config) -> str:
     text = dump({name: value for name, value in to_dict(config).items() if name not in rest})
     omitted = [f"(Left out, since nothing in this run reads them: {', '.join(rest)}.)"] if rest else []
     words += [f"Note: {note}." for note in absent(config)]
+    words += ran
     return "\n".join([*words, "", "Every key, as this run sees it:", *omitted, "", text])
 
 
@@ -138,9 +141,12 @@ def _training(config: TrainConfig) -> list[str]:
         "flash": "flash attention, which must be able to run",
         "eager": "a plain softmax",
     }
-    attends = f"Attention by {attention[config.attn]} (attn={config.attn}); beginnings that neighbours share, once."
+    attends = f"Attention by {attention[config.attn]} (attn={config.attn}); beginnings that neighbours share, once, "
+    attends += "unless the model runs through its own attention."
     if config.compile:
-        attends += " The layers are compiled for learning, and on a GPU sampling is recorded (compile=true)."
+        apart = isinstance(config, RLConfig) and config.rollout.staleness > 0
+        recorded = "" if apart else ", and on a GPU sampling is recorded"
+        attends += f" The layers are compiled for learning{recorded} (compile=true)."
     lora, layers = config.lora, "all linear layers but the head"
     if lora.target != "all-linear":
         layers = f"the layers {', '.join(lora.target)}"

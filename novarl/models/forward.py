@@ -63,6 +63,11 @@ def kernel_of(model: nn.Module) -> Kernel:
     return kernel
 
 
+def attention_of(model: nn.Module) -> str:
+    """What computes the attention of `model` in learning: where it cannot run packed, its own by transformers' name."""
+    return kernel_of(model) if packs(model) else str(model.config._attn_implementation)  # type: ignore[union-attr]
+
+
 def modules_of(model: nn.Module) -> str:
     """Whose modules compute the model: "built-in", also on the weights of another family, or a transformers class."""
     return "built-in" if isinstance(model, Decoder) else type(model).__name__

@@ -186,6 +186,21 @@ def test_a_disk_without_room_for_a_log(file: str, tmp_path: Path, rows: Path, mo
     assert damage(run / "checkpoints" / "latest") is None
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")])
+def test_memory_that_runs_out_where_nothing_can_be_split(
+    error: Exception, tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimiser's state: one sentence, and the run goes on elsewhere from what it has saved."""
+
+    def full(self: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("novarl.learn.optim.Optimizer.step", full)
+    ended = novarl("rl", *THREE, f"data={rows}", f"run_dir={tmp_path / 'run'}")
+    assert ended.code == 2 and ended.err.count("\n") == 1 and "Traceback" not in ended.err
+    assert ended.err.startswith("novarl: the run stopped: memory ran out (") and "micro.max_tokens" in ended.err
+
+
 def test_a_torn_checkpoint_is_passed_over_and_said(undisturbed: Path, tmp_path: Path, rows: Path) -> None:
     run = tmp_path / "run"
     words = ("rl", *THREE, f"data={rows}", f"run_dir={run}")

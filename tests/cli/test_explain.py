@@ -13,6 +13,7 @@ from novarl.algos.named import ALGORITHMS
 from novarl.config.describe import describe
 from novarl.config.load import load
 from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
+from tests.build.harness import ON_TASK, finished
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(file for file in (ROOT / "configs").iterdir() if file.is_file())
@@ -201,3 +202,22 @@ def test_what_is_left_open_is_said_to_be_open() -> None:
     said = describe(load(RLConfig, overrides=["task=sort"]))
     assert "as many tokens as the task allows" in said and "The algorithm says how many optimiser updates" in said
     assert "compared with what the algorithm says" in said
+
+
+def test_of_a_run_it_says_what_it_was_computed_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last beginning counts: a run may go on elsewhere."""
+    run = tmp_path / "run"
+    finished("rl", *ON_TASK, "steps=1", f"run_dir={run}")
+    finished("rl", *ON_TASK, "steps=2", f"run_dir={run}", "attn=eager", "resume=auto")
+    capsys.readouterr()
+    assert cli.main(["explain", str(run / "config.yaml")]) == 0
+    said = capsys.readouterr().out
+    assert "This run began on cpu: attention by eager, modules built-in." in said
+    (run / "events.jsonl").write_text("")
+    assert cli.main(["explain", str(run / "config.yaml")]) == 0
+    assert "This run began" not in capsys.readouterr().out
+
+
+def test_what_is_sampled_elsewhere_is_not_recorded() -> None:
+    for words, recorded in ((["compile=true"], True), (["compile=true", "rollout.staleness=1"], False)):
+        assert ("sampling is recorded" in describe(load(RLConfig, overrides=["task=sort", *words]))) == recorded

@@ -24,7 +24,7 @@ from novarl.engines.local import LocalEngine, sample_all
 from novarl.models import forward, transformer
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.compiled import compile_layers
-from novarl.models.forward import Layout, backbone, hidden_states, packs, token_logprobs
+from novarl.models.forward import Layout, attention_of, backbone, hidden_states, packs, token_logprobs
 from novarl.models.hugging_face import load_pretrained
 from novarl.models.load import Policy, load, save
 from novarl.models.transformer import Decoder, DecoderConfig
@@ -149,6 +149,8 @@ def test_sliding_windows_are_padded_and_refused_by_name(
 ) -> None:
     policy = loaded(family, dtype)
     assert policy.padded_because == PADDED[family]
+    policy.model.packed_kernel = "flash"  # which only packed sequences would take
+    assert attention_of(policy.model) == policy.model.config._attn_implementation != "flash"
     assert_equal(gradients(policy.model, batch), oracle_gradients(policy.model, batch), total=total, each=each)
     with pytest.raises(NovaError, match=f"{type(policy.model).__name__} cannot take packed sequences"):
         gradients(policy.model, batch, "packed")

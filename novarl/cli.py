@@ -192,8 +192,9 @@ def _ran(path: str | None) -> list[str]:
     """Of a run whose own config.yaml is explained: what it was computed by when it last began."""
     import json
 
-    events = os.path.join(os.path.dirname(path), "events.jsonl") if path else ""
-    if not os.path.isfile(events):
+    folder, name = os.path.split(path or "")
+    events = os.path.join(folder, "events.jsonl")
+    if name != "config.yaml" or not os.path.isfile(events):
         return []
     with open(events, encoding="utf-8") as lines:
         begun = [line for line in lines if '"kind": "start"' in line and line.endswith("\n")]

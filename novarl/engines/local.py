@@ -173,6 +173,7 @@ class LocalEngine:
         self._queue.clear()
         self._outstanding.clear()
         self._driver.get_coro().close()
+        self._driver = None  # where it had not begun, closing it ran nothing of it
 
 
 def _no_memory(error: BaseException) -> NovaError:

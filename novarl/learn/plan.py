@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,15 @@ from novarl.models.prefix import Group, find_groups, unique_places
 def trajectory_of_tokens(batch: Batch) -> Tensor:
     """The trajectory each token belongs to: [N] int64."""
     return torch.repeat_interleave(batch.traj, batch.cu_seqlens.diff())
+
+
+def tokens_of(batch: Batch) -> Callable[[list[int]], int]:
+    """How many tokens some trajectories of the batch have, all counted."""
+
+    def count(trajectories: list[int]) -> int:
+        return int(torch.isin(trajectory_of_tokens(batch), torch.tensor(trajectories)).sum())
+
+    return count
 
 
 def per_trajectory(batch: Batch, per_token: Tensor) -> Tensor:
@@ -86,7 +96,7 @@ def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int, shares: bool)
     part = batch if len(wanted) == chosen.numel() else select(batch, wanted)[0]
     if not shares:
         return [[wanted[trajectory] for trajectory in micro] for micro in _padded(part, ranks, budget)]
-    if ranks.size == 1 and (part.tokens.numel() <= budget or _computed(part, shares) <= budget):
+    if ranks.size == 1 and (part.tokens.numel() <= budget or _computed(part, True) <= budget):
         return [wanted]
     units = _units(part, ranks.size, budget)
     sizes = [size for _, size in units]

@@ -2,7 +2,7 @@
 
 Only a process can be stopped at any moment: a thread that runs `while True: pass` cannot. The worker is started once
 and kept; a call that outlives its limit is ended by killing the worker with all its children, and the next call
-starts a fresh one. Nothing here blocks the event loop: the waiting is done in one thread per file.
+starts a fresh one. Nothing here blocks the event loop: the waiting is done in one thread per worker.
 
 A function that hangs on every call must not cost its limit again and again. So where the first call of a batch is
 slower than any before it, a second worker tries the batch's last call beside it. If both run past their limit the
@@ -27,6 +27,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ class UserProcess:
         """How many workers have nothing to do and could begin with a call of the function at once."""
         if function.is_async or not self.has_answered(function):
             return 0
-        return self._useful(function) - self._crew.busy
+        return self._crew.room(self._useful(function), self._usual[function.name])
 
     async def call(self, function: Function, calls: Sequence[Call]) -> list[Any]:
         """The return value of each call, or a `Failure`. Calls of an async function run at the same time."""
@@ -139,10 +140,12 @@ class UserProcess:
         usual = self._usual.get(function.name)
         hands = self._crew.hands(len(calls), most=workers, usual=usual)
         for first, worker in enumerate(hands):
-            given = (worker, function, calls[first :: len(hands)], cancelled, first == 0)
-            running.append(loop.run_in_executor(worker.thread, self._part, *given))
-            worker.batches += 1
-            running[-1].add_done_callback(worker.ended)
+            part = calls[first :: len(hands)]
+            running.append(
+                loop.run_in_executor(worker.thread, self._part, worker, function, part, cancelled, first == 0)
+            )
+            worker.calls += len(part)
+            running[-1].add_done_callback(partial(worker.ended, len(part)))
         results: list[Any] = [None] * len(calls)
         left: list[int] = []
         for first, found in enumerate(await asyncio.gather(*running)):
@@ -203,7 +206,8 @@ class UserProcess:
             weighs = weighs and (samples or len(self._loads[function.name]) < LATELY)
             exchange = lane.begin(function, wave, cancelled, weigh=weighs)
             # Until something of this batch has answered, the function may be stuck for good.
-            last = {} if results or len(calls) == 1 else self._try_last(lane, exchange, calls, cancelled)
+            alone = results or len(calls) == 1 or not exchange.silent
+            last = {} if alone else self._try_last(lane, exchange, calls, cancelled)
             found = lane.finish(exchange, cancelled)
             late = _stuck(lane, last)
             if not _stuck(lane, found):

@@ -15,6 +15,7 @@ user's code is doing.
 from __future__ import annotations
 
 import atexit
+import importlib
 import importlib.util
 import inspect
 import json
@@ -62,14 +63,19 @@ class Worker:
 
     def load(self, path: Path) -> dict[str, Any]:
         sys.dont_write_bytecode = True  # a run leaves no __pycache__ beside the user's files
-        if path.is_file() and b"async" in path.read_bytes():
-            import asyncio  # noqa: F401 - before the user's folder is looked through, which may hold a logging.py
-        sys.path.insert(0, str(path.parent.resolve()))  # as `python FILE` does, so that it may import its neighbours
+        folder = str(path.parent.resolve())
+        sys.path.insert(0, folder)  # as `python FILE` does, so that it may import its neighbours
         try:
             self.module = _import(path)
         except BaseException as error:  # noqa: BLE001 - a file may raise anything, SystemExit included; all of it is reported
             return {"error": _import_error(path, error)}
         functions = {name: thing for name, thing in vars(self.module).items() if callable(thing)}
+        if any(map(_is_async, functions.values())):
+            # More than half of what a start takes, and most files need none of it. The user's folder may hold a
+            # selectors.py, which is not meant.
+            theirs, sys.path = sys.path, [place for place in sys.path if place != folder]
+            importlib.import_module("asyncio")
+            sys.path = theirs
         return {"functions": {name: _describe(path, thing) for name, thing in functions.items()}}
 
     def call(self, request: Request) -> None:
@@ -85,7 +91,7 @@ class Worker:
                 self.reply({"call": index, "error": _failure(error)})
 
     def _call_all(self, function: Callable[..., Coroutine[Any, Any, Any]], calls: list[Any], limit: float) -> None:
-        import asyncio  # more than half of what a worker's start takes, and most functions are not async
+        import asyncio
 
         async def one(index: int, args: list[Any], kwargs: dict[str, Any]) -> None:
             try:

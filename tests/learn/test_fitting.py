@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,9 +18,11 @@ from novarl.core.errors import NovaError
 from novarl.core.memory import out_of_memory
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
+from novarl.learn.critic import Critic, ValueScorer
 from novarl.learn.fitting import MOST, SPLIT, Splits, fitting, joined, report
 from novarl.learn.plan import plan
 from novarl.learn.policy import PolicyLearner
+from novarl.learn.prime import ProcessRewards
 from novarl.learn.scorer import Scorer
 from tests.build.harness import ON_TASK, events, finished, metrics
 from tests.invariance.gradients import Limits, distance, gradient, sharp_case
@@ -103,23 +104,26 @@ def test_ten_in_a_row_are_one_clear_error() -> None:
     with pytest.raises(NovaError, match="10 times in a row") as raised:
         fitting([list(range(5000))], attempt, splits)
     assert "\n" not in str(raised.value) and "micro.max_tokens" in str(raised.value)
-    assert splits.take() == 10
+    assert splits.take() == 2**10 - 1, "all of one size"
 
 
 def test_many_that_are_a_little_too_large_are_no_row_of_failures() -> None:
-    """Each is split once, and every pass comes further than the one before."""
-    splits = Splits()
+    """Those of one size are split together; of unlike sizes each in its turn, and every pass comes further."""
+    for size, passes in ((len, 2), (lambda part: -part[0], 3 * MOST + 1)):
+        splits, begun = Splits(), []
 
-    def attempt(micro: Any) -> int:
-        parts = 0
-        for part in micro:
-            if len(part) > 2:
-                raise MemoryError
-            parts += 1
-        return parts
+        def attempt(micro: Any, begun: list[int] = begun) -> int:
+            parts = 0
+            begun.append(1)
+            for part in micro:
+                if len(part) > 2:
+                    raise MemoryError
+                parts += 1
+            return parts
 
-    assert fitting([[3 * i, 3 * i + 1, 3 * i + 2] for i in range(3 * MOST)], attempt, splits) == 6 * MOST
-    assert splits.take() == 3 * MOST
+        rows = [[3 * i + 1, 3 * i + 2, 3 * i + 3] for i in range(3 * MOST)]
+        assert fitting(rows, attempt, splits, size=size) == 6 * MOST  # type: ignore[arg-type]
+        assert splits.take() == 3 * MOST and len(begun) == passes
 
 
 def test_of_two_records_of_an_update_splits_are_added() -> None:
@@ -129,39 +133,47 @@ def test_of_two_records_of_an_update_splits_are_added() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "place", "count"),
+    ("words", "places", "count", "updates"),
     [
-        (("algo=ppo", "critic.shared=true"), "novarl.learn.critic.ValueScorer.__call__", 1),
+        (("algo=ppo", "critic.shared=true"), [(ValueScorer, "__call__")], 1, 1),
         (
             ("algo=ppo", "updates_per_rollout=2", "critic.updates_per_rollout=4"),
-            "novarl.learn.critic.Critic._backward",
+            [(Critic, "_backward"), (PolicyLearner, "_backward")],
+            6,
             2,
         ),
-        (("algo=prime", "updates_per_rollout=2"), "novarl.learn.prime.ProcessRewards._backward", 1),
+        (("algo=prime", "updates_per_rollout=2"), [(ProcessRewards, "_backward")], 1, 1),
     ],
-    ids=["values", "critic", "prime"],
+    ids=["values", "critic and policy", "prime"],
 )
 def test_whoever_splits_in_a_step_its_event_says_so_once(
-    words: tuple[str, ...], place: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    places: list[tuple[type, str]],
+    count: int,
+    updates: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pass of the first step fails in each of its calls, of which the critic's are four in two updates."""
-    module, owner, name = place.rsplit(".", 2)
-    kind = getattr(importlib.import_module(module), owner)
-    honest, failed = getattr(kind, name), set()
+    """The first pass of each of their updates fails: of the policy's two, and of the critic's four beside them."""
+    failed: set[tuple[object, int]] = set()
 
-    def tight(self: Any, part: Batch, *rest: Any, **more: Any) -> Any:
-        size, update = part.reward.numel(), getattr(getattr(self, "optimizer", None), "update", 0)
-        if size > 1 and update not in failed and len(failed) < 4:
-            failed.add(update)
-            raise MemoryError
-        return honest(self, part, *rest, **more)
+    def tight(honest: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, part: Batch, *rest: Any, **more: Any) -> Any:
+            update = (honest, getattr(getattr(self, "optimizer", None), "update", 0))
+            if part.reward.numel() > 1 and update not in failed:
+                failed.add(update)
+                raise MemoryError
+            return honest(self, part, *rest, **more)
 
-    monkeypatch.setattr(kind, name, tight)
+        return run
+
+    for kind, name in places:
+        monkeypatch.setattr(kind, name, tight(getattr(kind, name)))
     run = tmp_path / "run"
     finished("rl", *ON_TASK, *words, "steps=1", "prompts_per_rollout=4", f"run_dir={run}")
     told = events(run, "split_micro_batch")
-    assert len(told) == count and sum(event["count"] for event in told) == len(failed)
-    assert sum(line.get(SPLIT, 0) for line in metrics(run)) == len(failed)
+    assert len(told) == updates and sum(event["count"] for event in told) == len(failed) == count
+    assert sum(line.get(SPLIT, 0) for line in metrics(run)) == count
 
 
 def test_a_trajectory_that_does_not_fit_alone_is_an_error_at_once() -> None:

@@ -13,7 +13,7 @@ from novarl.distributed.ranks import Ranks
 from novarl.learn.fitting import SPLIT, Splits, fitting
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer
-from novarl.learn.plan import piece, plan, tokens_of
+from novarl.learn.plan import piece, plan
 
 
 def accumulate(
@@ -47,6 +47,6 @@ def accumulate(
         optimizer.drop_gradients()
         ledger.clear()
 
-    fitting(plan(batch, ranks, budget, apart=apart, shares=shares), attempt, splits, size=tokens_of(batch), undo=undo)
+    fitting(plan(batch, ranks, budget, apart=apart, shares=shares), attempt, splits, undo=undo)
     ledger.count(SPLIT, splits.take())
     ranks.sum_(*optimizer.gradients())

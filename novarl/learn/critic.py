@@ -17,7 +17,7 @@ from novarl.learn.accumulate import accumulate
 from novarl.learn.fitting import Splits, fitting, joined
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
-from novarl.learn.plan import piece, plan, tokens_of, trajectory_of_tokens
+from novarl.learn.plan import piece, plan, trajectory_of_tokens
 from novarl.models.forward import Layout, shares
 from novarl.models.heads import ValueModel, token_values
 
@@ -67,7 +67,7 @@ class ValueScorer:
                 before[index[chosen.cpu()]] = found[: chosen.numel()]
                 after[torch.tensor(trajectories)] = found[chosen.numel() :] * cut.cpu()
 
-        fitting(plan(batch, ranks, budget, shares=self.shares), attempt, self.splits, size=tokens_of(batch))
+        fitting(plan(batch, ranks, budget, shares=self.shares), attempt, self.splits)
         ranks.sum_(before)
         ranks.sum_(after)
         return before, after

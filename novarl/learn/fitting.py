@@ -22,10 +22,7 @@ from novarl.core.types import Record
 T = TypeVar("T")
 
 MOST = 10
-"""Passes over one batch that may fail in a row, none of which came further than those before."""
-
-ALIKE = 0.75
-"""Of what did not fit: as much of it will not fit either."""
+"""Passes over one batch that may fail."""
 
 SPLIT = "split_micro_batches"
 """The Record's name for how many micro-batches were split; absent where none was."""
@@ -48,17 +45,14 @@ def fitting(
     attempt: Callable[[Iterator[list[int]]], T],
     splits: Splits,
     *,
-    size: Callable[[list[int]], int] = len,
     undo: Callable[[], object] = lambda: None,
 ) -> T:
     """What `attempt` returns of the micro-batches `micro`, which it takes one by one.
 
     Where memory runs out, `undo` takes back what the attempt has done so far, the micro-batch it was at is split into
-    halves, and so are those after it of about the same `size` or more, and the attempt begins again. NovaError: a
-    trajectory alone does not fit, or `MOST` attempts in a row have failed without coming further.
+    halves, and the attempt begins again. NovaError: a trajectory alone does not fit, or `MOST` attempts have failed.
     """
-    furthest, left = 0, MOST
-    while left:
+    for _ in range(MOST):
         at = [0]
         try:
             return attempt(_counted(micro, at))
@@ -78,18 +72,9 @@ def fitting(
                 where="micro",
                 fix="set micro.gradient_checkpointing=true, lower micro.logprob_chunk, or allow fewer tokens",
             )
-        done = sum(map(len, micro[: at[0]]))
-        left = left - 1 if done <= furthest else MOST - 1
-        furthest = max(furthest, done)
-        parts: list[list[int]] = []
-        for number, whole in enumerate(micro):
-            if number == at[0] or (number > at[0] and len(whole) > 1 and size(whole) >= ALIKE * size(failed)):
-                middle = len(whole) // 2
-                parts += [whole[:middle], whole[middle:]]
-                splits.count += 1
-            else:
-                parts.append(whole)
-        micro = parts
+        middle = len(failed) // 2
+        micro = [*micro[: at[0]], failed[:middle], failed[middle:], *micro[at[0] + 1 :]]
+        splits.count += 1
     raise NovaError(
         f"memory ran out {MOST} times in a row in one update ({reason})",
         where="micro.max_tokens",

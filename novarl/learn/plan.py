@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
@@ -19,15 +18,6 @@ from novarl.models.prefix import Group, find_groups, unique_places
 def trajectory_of_tokens(batch: Batch) -> Tensor:
     """The trajectory each token belongs to: [N] int64."""
     return torch.repeat_interleave(batch.traj, batch.cu_seqlens.diff())
-
-
-def tokens_of(batch: Batch) -> Callable[[list[int]], int]:
-    """How many tokens some trajectories of the batch have, all counted."""
-
-    def count(trajectories: list[int]) -> int:
-        return int(torch.isin(trajectory_of_tokens(batch), torch.tensor(trajectories)).sum())
-
-    return count
 
 
 def per_trajectory(batch: Batch, per_token: Tensor) -> Tensor:

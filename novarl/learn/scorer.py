@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
 from novarl.learn.fitting import Splits, fitting
-from novarl.learn.plan import piece, plan, tokens_of
+from novarl.learn.plan import piece, plan
 from novarl.models.forward import Layout, hidden_states, predicted, read_scores, shares
 from novarl.models.lora import without_adapters
 
@@ -75,6 +75,6 @@ class Scorer:
                 part, index = piece(batch, trajectories, self.device)
                 whole[index] = self(part)[0].to(whole)
 
-        fitting(plan(batch, ranks, budget, shares=self.shares), attempt, self.splits, size=tokens_of(batch))
+        fitting(plan(batch, ranks, budget, shares=self.shares), attempt, self.splits)
         ranks.sum_(whole)
         return whole

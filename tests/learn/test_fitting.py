@@ -104,26 +104,7 @@ def test_ten_in_a_row_are_one_clear_error() -> None:
     with pytest.raises(NovaError, match="10 times in a row") as raised:
         fitting([list(range(5000))], attempt, splits)
     assert "\n" not in str(raised.value) and "micro.max_tokens" in str(raised.value)
-    assert splits.take() == 2**10 - 1, "all of one size"
-
-
-def test_many_that_are_a_little_too_large_are_no_row_of_failures() -> None:
-    """Those of one size are split together; of unlike sizes each in its turn, and every pass comes further."""
-    for size, passes in ((len, 2), (lambda part: -part[0], 3 * MOST + 1)):
-        splits, begun = Splits(), []
-
-        def attempt(micro: Any, begun: list[int] = begun) -> int:
-            parts = 0
-            begun.append(1)
-            for part in micro:
-                if len(part) > 2:
-                    raise MemoryError
-                parts += 1
-            return parts
-
-        rows = [[3 * i + 1, 3 * i + 2, 3 * i + 3] for i in range(3 * MOST)]
-        assert fitting(rows, attempt, splits, size=size) == 6 * MOST  # type: ignore[arg-type]
-        assert splits.take() == 3 * MOST and len(begun) == passes
+    assert splits.take() == 10
 
 
 def test_of_two_records_of_an_update_splits_are_added() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import novarl
 from novarl.core import collector
 from novarl.core.errors import NovaError
+from novarl.core.memory import first_line, out_of_memory
 from novarl.core.processor import exact_products
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"novarl: {str(stop) or 'stopped'}", file=sys.stderr)
         return 130
     except Exception as error:
-        if (lacking := _full_disk(error) or _no_memory(error)) is not None:
+        if (lacking := _no_memory(error) or _full_disk(error)) is not None:
             print(f"novarl: {lacking}", file=sys.stderr)
             return 2
         error.add_note(
@@ -108,11 +109,9 @@ def _full_disk(error: Exception) -> NovaError | None:
 def _no_memory(error: Exception) -> NovaError | None:
     """Nor has memory run out through a fault of ours, where no part of the work could be made smaller by itself: while
     a model is loaded, or an optimiser makes its state."""
-    from novarl.core.memory import first_line, out_of_memory
-
     if not out_of_memory(error):
         return None
-    fix = "take a smaller model or lora.rank, or lower micro.max_tokens; resume=auto goes on from the last checkpoint"
+    fix = "take a smaller model or lora.rank, or lower micro.max_tokens; resume=auto goes on from a checkpoint, if any"
     return NovaError(f"the run stopped: memory ran out ({first_line(error)})", fix=fix)
 
 

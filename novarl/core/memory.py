@@ -6,17 +6,18 @@ import errno
 
 _SIGNS = (
     *("not enough memory", "can't allocate memory", "out of memory", "bad allocation", "bad_alloc"),
-    "could not create a primitive",
+    *("could not create a primitive", "cannot allocate memory", "failed to map segment"),
 )
-"""What PyTorch says for the CPU's allocator, a GPU's, and oneDNN, where its program has no room."""
+"""What PyTorch says for the CPU's allocator, a GPU's, oneDNN, where its program has no room, and a mapped file; and
+what the system says where a library is loaded."""
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that memory could not be had."""
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
-    says = isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
-    return says or isinstance(error, MemoryError)
+    spoken = isinstance(error, RuntimeError | ImportError | OSError)
+    return isinstance(error, MemoryError) or (spoken and any(sign in str(error).lower() for sign in _SIGNS))
 
 
 def first_line(error: BaseException) -> str:

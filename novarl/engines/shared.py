@@ -44,7 +44,11 @@ class SharedWeights:
             layout.append((name, tuple(parameter.shape), parameter.dtype, size))
             size += -(-parameter.numel() * parameter.element_size() // _ALIGN) * _ALIGN
         path = _reserve(size)
-        return cls(path, size, tuple(layout), _map(path, size))
+        try:
+            return cls(path, size, tuple(layout), _map(path, size))
+        except RuntimeError:
+            Path(path).unlink()  # no address is left for it
+            raise
 
     @classmethod
     def open(cls, path: str, size: int, layout: Sequence[Entry]) -> SharedWeights:

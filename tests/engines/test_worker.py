@@ -244,3 +244,16 @@ def test_weights_are_seen_by_both_and_leave_no_file() -> None:
     assert not torch.equal(seen["0.bias"], model[0].bias)  # type: ignore[arg-type]
     mine.write(model)
     assert torch.equal(seen["0.bias"], model[0].bias)  # type: ignore[arg-type]
+
+
+def test_where_no_address_is_left_for_the_weights_nothing_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(path: str, **_: object) -> None:
+        raise RuntimeError(f"unable to mmap 64 bytes from file <{path}>: Cannot allocate memory (12)")
+
+    monkeypatch.setattr("novarl.engines.shared._IN_MEMORY", tmp_path)
+    monkeypatch.setattr(torch, "from_file", full)
+    with pytest.raises(RuntimeError, match="Cannot allocate"):
+        SharedWeights.of(torch.nn.Linear(2, 2))
+    assert list(tmp_path.iterdir()) == []

@@ -92,6 +92,8 @@ def test_another_error_is_no_lack_of_memory() -> None:
         gradient(case, kind=failing(1, lambda number: True, RuntimeError("size mismatch")))
     assert not out_of_memory(ValueError("out of memory")) and not out_of_memory(FileNotFoundError(2, "no such file"))
     assert out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert out_of_memory(RuntimeError("unable to mmap 8 bytes from file </dev/shm/x>: Cannot allocate memory (12)"))
+    assert out_of_memory(ImportError("libtorch_cpu.so: failed to map segment from shared object"))
 
 
 def test_ten_in_a_row_are_one_clear_error() -> None:

@@ -21,6 +21,6 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """What `error` says, in a line."""
-    said = str(error).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+    """What `error` says, in a line: of several the one that speaks of memory."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return next((line.strip() for line in lines if any(sign in line.lower() for sign in _SIGNS)), lines[0])

@@ -97,6 +97,8 @@ class Lane:
         try:
             if cancelled.is_set():
                 raise Cancelled
+            if self._pipe is not None and self._pipe.ended:
+                self.kill()  # it died since its last call, of which these are innocent
             if self._pipe is None:
                 self.start(cancelled)
             exchange.deadline = time.monotonic() + self.time_limit

@@ -83,6 +83,11 @@ class Pipe:
         own = (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
         return own, sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
+    @property
+    def ended(self) -> bool:
+        """Whether the worker is gone."""
+        return self.process.poll() is not None
+
     def kill(self) -> None:
         """End the worker and all its children now."""
         self._end.detach()

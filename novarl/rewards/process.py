@@ -206,8 +206,8 @@ class UserProcess:
             weighs = weighs and (samples or len(self._loads[function.name]) < LATELY)
             exchange = lane.begin(function, wave, cancelled, weigh=weighs)
             # Until something of this batch has answered, the function may be stuck for good.
-            alone = results or len(calls) == 1 or not exchange.silent
-            last = {} if alone else self._try_last(lane, exchange, calls, cancelled)
+            doubtful = exchange.silent and not results and len(calls) > 1
+            last = self._try_last(lane, exchange, calls, cancelled) if doubtful else {}
             found = lane.finish(exchange, cancelled)
             late = _stuck(lane, last)
             if not _stuck(lane, found):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from novarl.core.bus import Bus
 from novarl.core.errors import NovaError
-from novarl.core.memory import out_of_memory
+from novarl.core.memory import first_line, out_of_memory
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
 from novarl.learn.critic import Critic, ValueScorer
@@ -93,7 +93,8 @@ def test_another_error_is_no_lack_of_memory() -> None:
     assert not out_of_memory(ValueError("out of memory")) and not out_of_memory(FileNotFoundError(2, "no such file"))
     assert out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
     assert out_of_memory(RuntimeError("unable to mmap 8 bytes from file </dev/shm/x>: Cannot allocate memory (12)"))
-    assert out_of_memory(ImportError("libtorch_cpu.so: failed to map segment from shared object"))
+    unmapped = ImportError("PLEASE READ THIS\n\nlibtorch_cpu.so: failed to map segment from shared object\n")
+    assert out_of_memory(unmapped) and first_line(unmapped).startswith("libtorch_cpu.so: failed to map")
 
 
 def test_ten_in_a_row_are_one_clear_error() -> None:

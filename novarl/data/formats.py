@@ -160,7 +160,7 @@ def sft_example(row: RawRow, columns: Columns) -> Example:
         name = columns.completion
     if messages[0]["role"] == "assistant":
         raise Refused(columns.messages or columns.prompt or "", "an assistant turn comes first, with nothing to answer")
-    if all(message["role"] != "assistant" for message in messages[context:]):
+    if not any(message["role"] == "assistant" and is_trained(message) for message in messages[context:]):
         raise Refused(name, "holds no assistant turn to learn from")
     return Example(row.where, messages, context)
 
@@ -180,6 +180,11 @@ def rl_example(row: RawRow, columns: Columns) -> Example:
     used = {name, "answer"} if columns.answer == "answer" else {name}
     extra = {column: item for column, item in value.items() if column not in used}
     return Example(row.where, messages, len(messages), answer, extra)
+
+
+def is_trained(message: Message) -> bool:
+    """Whether an assistant turn is learnt; `weight: 0` or `train: false` makes it context."""
+    return message.get("weight", 1) != 0 and message.get("train", 1) != 0
 
 
 def row_value(row: RawRow) -> Mapping[str, Any]:
@@ -226,6 +231,9 @@ def _message(value: Any, name: str) -> Message:
     if role not in ROLES:
         shown = role if len(role) <= 40 else f"{role[:37]}..."
         raise Refused(f"{name}.role", f"unknown role {shown!r}, not one of {', '.join(ROLES)}")
+    for key in ("weight", "train"):
+        if value.get(key) is not None and value[key] not in (0, 1):
+            raise Refused(f"{name}.{key}", f"must be 0 or 1, not {value[key]!r}" if key == "weight" else "must be true or false")
     # Parquet and Arrow give every message every key that some message has: null means absent.
     message = {key: item for key, item in value.items() if item is not None}
     if role == "assistant" and message.get("tool_calls") and not message.get("content"):

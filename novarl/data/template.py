@@ -1,0 +1,108 @@
+"""The chat template: the one place where it runs, and what it writes around an assistant turn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Message, Tokenizer
+from novarl.data.continuation import decode, encode
+from novarl.data.formats import Refused
+
+_PROBE = "probe"
+_QUESTION: Message = {"role": "user", "content": "question"}
+_ANSWER: Message = {"role": "assistant", "content": _PROBE}
+_CALL = {"type": "function", "id": "probe0001", "function": {"name": _PROBE, "arguments": {}}}
+_BRACKETED = re.compile(r"[<\[].+[>\]]")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnShape:
+    """What a chat template writes around the content of the last assistant turn.
+
+    `opening` is the white space between the header and the content, `closing` all that follows the content, `end` the
+    token that ends the turn (None: it ends in text).
+    """
+
+    opening: str = ""
+    closing: str = ""
+    end: int | None = None
+
+
+def write(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    generation: bool,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """What the chat template writes for a conversation; with `generation` up to where the assistant speaks next.
+
+    NovaError: the tokenizer has no chat template. Refused: the template does not take these messages.
+    """
+    if not tokenizer.chat_template:
+        raise NovaError("the tokenizer has no chat template", where="model", fix="set apply_chat_template=false")
+    try:
+        text: Any = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=generation, **(template_kwargs or {})
+        )
+    except Exception as error:  # templates refuse conversations (roles that must alternate) by raising
+        raise Refused("", f"the chat template refuses the row: {type(error).__name__}: {error}") from error
+    return str(text)
+
+
+def stop_tokens(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any] | None = None) -> tuple[int, ...]:
+    """The tokens that end an assistant turn: eos, and those with which the chat template ends an answer or a call."""
+    found = [tokenizer.eos_token_id]
+    if tokenizer.chat_template:
+        for turn in (_ANSWER, {"role": "assistant", "content": "", "tool_calls": [_CALL, _CALL]}):
+            if (end := _shape(tokenizer, turn, template_kwargs).end) is not None:
+                found.append(end)
+    return tuple(dict.fromkeys(found))
+
+
+def turn_shape(tokenizer: Tokenizer) -> TurnShape:
+    """The shape of an answer in the tokenizer's chat template, found by a probe."""
+    return _usual(tokenizer, str(tokenizer.chat_template))[0]
+
+
+def turn_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """`stop_tokens` of the tokenizer's chat template, found once."""
+    return _usual(tokenizer, str(tokenizer.chat_template))[1]
+
+
+@lru_cache(maxsize=8)
+def _usual(tokenizer: Tokenizer, template: str) -> tuple[TurnShape, tuple[int, ...]]:
+    return _shape(tokenizer, _ANSWER, None), stop_tokens(tokenizer)
+
+
+def _shape(tokenizer: Tokenizer, turn: Message, template_kwargs: Mapping[str, Any] | None) -> TurnShape:
+    """What is written around the probe in `turn`; nothing where the template does not take it."""
+    try:
+        header = write(tokenizer, [_QUESTION], generation=True, template_kwargs=template_kwargs)
+        whole = write(tokenizer, [_QUESTION, turn], generation=False, template_kwargs=template_kwargs)
+        text = whole.rstrip()
+        tokens = encode(tokenizer, text)
+    except Refused:
+        return TurnShape()
+    end = tokens[-1] if tokens and _is_marker(tokenizer, tokens[-1]) else None
+    if end is not None and turn.get("tool_calls") and tokens.count(end) - encode(tokenizer, header).count(end) > 1:
+        end = None  # it ends each call, not the turn
+    before, found, closing = whole.rpartition(_PROBE)
+    if not found:
+        return TurnShape(end=end)
+    between = before[len(header) :] if before.startswith(header) else ""
+    return TurnShape(opening=between if between.isspace() else "", closing=closing, end=end)
+
+
+def _is_marker(tokenizer: Any, token: int) -> bool:
+    """Whether a token stands for itself alone, and not for a piece of text."""
+    if token == getattr(tokenizer, "unk_token_id", None):
+        return False
+    special = not tokenizer.decode([token], skip_special_tokens=True)
+    added = token in getattr(tokenizer, "added_tokens_decoder", ())
+    return special or added or _BRACKETED.fullmatch(decode(tokenizer, [token]).strip()) is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from novarl.build.chat import date_facts, date_notes
 from novarl.build.judge import SHOWN, Judge, write_samples
 from novarl.build.lora import adapt, adapter_state, keep_base
 from novarl.build.machine import start
@@ -98,7 +99,13 @@ def _begin(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
     session.announce(
-        [*opened.notes, *policy.notes(), *idle(config), *rows.notes(config.data, config.eval.n)],
+        [
+            *opened.notes,
+            *policy.notes(),
+            *date_notes(policy, config, state),
+            *idle(config),
+            *rows.notes(config.data, config.eval.n),
+        ],
         device=str(device),
         seed=config.seed,
         model=config.model,
@@ -107,7 +114,7 @@ def _begin(
     )
     if state is None:
         rows.report(session.bus)
-        session.facts |= {**rows.facts(), "model": config.model}
+        session.facts |= {**rows.facts(), **date_facts(policy), "model": config.model}
         keep_base(config, policy, opened, session.ranks)
 
 
@@ -186,6 +193,7 @@ def _measures(
             tokenizer=policy.tokenizer,
             max_length=policy.context,
             apply_chat_template=config.apply_chat_template,
+            template_kwargs=policy.template_kwargs,
         )
         judge = Judge(prompts, sampler, RewardSet(task.rewards(), task.weights), ranks, sampling, 0)
         shown = list(enumerate(prompts[:SHOWN]))

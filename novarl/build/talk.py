@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterable, Iterator
 
+from novarl.build.chat import with_chat
 from novarl.build.machine import start
 from novarl.build.sampling import local_engine
 from novarl.config.tree import SampleConfig
@@ -22,7 +23,7 @@ def run_sample(config: SampleConfig) -> None:
     """Answer the prompt, or every line of the standard input, on the standard output."""
     device, _ = start(config.device, config.threads, config.seed)
     refuse_reward_model(config.model)
-    policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device)
+    policy = with_chat(load(config.model, seed=config.seed, dtype=config.dtype, device=device), config)
     engine = local_engine(policy)
     collector.started()
     talk = config.sampling
@@ -40,7 +41,10 @@ def run_sample(config: SampleConfig) -> None:
 
     async def answers(prompt: str, number: int) -> list[Completion]:
         tokens = render_prompt(
-            policy.tokenizer, ({"role": "user", "content": prompt},), apply_chat_template=config.apply_chat_template
+            policy.tokenizer,
+            ({"role": "user", "content": prompt},),
+            apply_chat_template=config.apply_chat_template,
+            template_kwargs=policy.template_kwargs,
         )
         requests = [engine.sample(tokens, sampling, key=f"sample/{number}/{index}") for index in range(config.n)]
         return await asyncio.gather(*requests)

@@ -76,4 +76,3 @@ def _renderings(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
         begun, both = encode(tokenizer, anchor), encode(tokenizer, anchor + text)
         if begun and both[: len(begun)] == begun:
             yield both[len(begun) :]
-

@@ -26,6 +26,9 @@ from novarl.data.textual import json_kind
 ROLES = ("system", "developer", "user", "assistant", "tool")
 Purpose = Literal["sft", "rl"]
 _SAMPLED = 100
+_NOT_FOR_ROWS = frozenset(
+    ("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "tokenize", "return_dict")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,39 @@ def is_trained(message: Message) -> bool:
     return message.get("weight", 1) != 0 and message.get("train", 1) != 0
 
 
+def template_kwargs_of(value: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row gives the chat template beside its messages: its columns `chat_template_kwargs` and `tools`, as values
+    or as JSON of them."""
+    given = _from_json(value, "chat_template_kwargs", {})
+    if not isinstance(given, Mapping):
+        raise Refused("chat_template_kwargs", f"must be an object, not {json_kind(given)}")
+    if taken := [name for name in given if name in _NOT_FOR_ROWS]:
+        raise Refused(f"chat_template_kwargs.{taken[0]}", "is not the row's to say")
+    kwargs = dict(given)
+    tools = _from_json(value, "tools", [])
+    if not isinstance(tools, list | tuple):
+        raise Refused("tools", f"must be a list of tool schemas, not {json_kind(tools)}")
+    if tools:
+        schemas = [_from_json({"tools": tool}, "tools", None) for tool in tools]
+        for index, schema in enumerate(schemas):
+            if not isinstance(schema, Mapping):
+                raise Refused(f"tools[{index}]", f"must be a tool schema (an object), not {json_kind(schema)}")
+        kwargs["tools"] = schemas
+    return kwargs
+
+
+def _from_json(value: Mapping[str, Any], name: str, absent: Any) -> Any:
+    item = value.get(name)
+    if item is None:
+        return absent
+    if isinstance(item, str):
+        try:
+            return json.loads(item)
+        except (ValueError, RecursionError) as error:
+            raise Refused(name, "is text, but no JSON") from error
+    return item
+
+
 def row_value(row: RawRow) -> Mapping[str, Any]:
     if row.value is None:
         raise Refused("", row.error or "could not be read")
@@ -233,7 +269,9 @@ def _message(value: Any, name: str) -> Message:
         raise Refused(f"{name}.role", f"unknown role {shown!r}, not one of {', '.join(ROLES)}")
     for key in ("weight", "train"):
         if value.get(key) is not None and value[key] not in (0, 1):
-            raise Refused(f"{name}.{key}", f"must be 0 or 1, not {value[key]!r}" if key == "weight" else "must be true or false")
+            raise Refused(
+                f"{name}.{key}", f"must be 0 or 1, not {value[key]!r}" if key == "weight" else "must be true or false"
+            )
     # Parquet and Arrow give every message every key that some message has: null means absent.
     message = {key: item for key, item in value.items() if item is not None}
     if role == "assistant" and message.get("tool_calls") and not message.get("content"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from novarl.core.types import Message, Tokenizer
 from novarl.data.continuation import decode, encode
 from novarl.data.formats import Refused
 
+_DIRECTIVES = tuple(f"%{flag}{letter}" for flag in ("", "-") for letter in "aAbBcdDeFHIjmMpSTuUVwWxXyYzZ")
 _PROBE = "probe"
 _QUESTION: Message = {"role": "user", "content": "question"}
 _ANSWER: Message = {"role": "assistant", "content": _PROBE}
@@ -63,6 +65,18 @@ def stop_tokens(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any] | None 
             if (end := _shape(tokenizer, turn, template_kwargs).end) is not None:
                 found.append(end)
     return tuple(dict.fromkeys(found))
+
+
+def writes_date(template: str) -> bool:
+    """Whether a chat template asks for the current date."""
+    return "strftime_now" in template
+
+
+def dated(template: str, day: datetime.date) -> str:
+    """`template`, for which it is always `day` (0:00): what it asks for by `strftime_now` is written into it."""
+    moment = datetime.datetime.combine(day, datetime.time())
+    filters = "".join(f"|replace({name!r}, {moment.strftime(name)!r})" for name in _DIRECTIVES)
+    return f"{{%- macro strftime_now(format) -%}}{{{{- format{filters} -}}}}{{%- endmacro -%}}{template}"
 
 
 def turn_shape(tokenizer: Tokenizer) -> TurnShape:

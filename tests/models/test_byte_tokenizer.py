@@ -101,7 +101,8 @@ def test_a_lone_surrogate_is_refused() -> None:
 
 def test_saved_files_are_recognised(tmp_path: Path) -> None:
     ByteTokenizer().save_pretrained(tmp_path)
-    assert ByteTokenizer.wrote(tmp_path)
+    assert ByteTokenizer.read(tmp_path) is not None
     (tmp_path / "chat_template.jinja").write_text("another", encoding="utf-8")
-    assert not ByteTokenizer.wrote(tmp_path)
-    assert not ByteTokenizer.wrote(tmp_path / "missing")
+    again = ByteTokenizer.read(tmp_path)
+    assert again is not None and again.chat_template == "another"
+    assert ByteTokenizer.read(tmp_path / "missing") is None

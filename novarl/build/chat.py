@@ -43,7 +43,7 @@ def with_chat(policy: Policy, config: Config, state: Mapping[str, Any] | None = 
         policy,
         eos_ids=tuple(dict.fromkeys(ends)),
         template_kwargs=kwargs,
-        template_date=day and day.isoformat(),
+        template_date=None if day is None else day.isoformat(),
     )
 
 

@@ -26,6 +26,7 @@ from novarl.core.checkpoint import Checkpoints
 from novarl.core.types import Prompt, Scored, Sequence as TokenSequence
 from novarl.data.dataset import load_rl
 from novarl.data.pack import pack_sequences
+from novarl.data.render import turn_text
 from novarl.learn.scorer import Scorer
 from novarl.learn.supervised import SupervisedLearner
 from novarl.loops.evaluate import Evaluation, evaluate_likelihood
@@ -214,5 +215,6 @@ def _question(sequence: TokenSequence, index: int, policy: Policy) -> Prompt:
     begin = sequence.mask.index(True)
     text = policy.tokenizer.decode(sequence.tokens[:begin], skip_special_tokens=True)
     trained = [token for token, chosen in zip(sequence.tokens, sequence.mask, strict=True) if chosen]
-    answer = policy.tokenizer.decode(trained, skip_special_tokens=True)
+    ended = trained[-1] in policy.eos_ids
+    answer = turn_text(policy.tokenizer, sequence.tokens[:begin], trained, ended=ended)
     return Prompt(f"row {index + 1}", sequence.tokens[:begin], ({"role": "user", "content": text},), answer)

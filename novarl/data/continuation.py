@@ -6,9 +6,9 @@ across the border between prompt and answer. The prompt's tokens must stay those
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from novarl.core.types import Tokenizer
 from novarl.data.formats import Refused
@@ -58,13 +58,13 @@ def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int
     if not text.startswith(begun):  # a character that was cut in two
         return decode(tokenizer, tokens)
     added = text[len(begun) :]
-    if added.startswith(" ") and _writes_spaces_itself(tokenizer):
+    if added.startswith(" ") and _writes_spaces_itself(cast("Hashable", tokenizer)):
         return added[1:]
     return added
 
 
 @lru_cache(maxsize=8)
-def _writes_spaces_itself(tokenizer: Tokenizer) -> bool:
+def _writes_spaces_itself(tokenizer: Any) -> bool:
     """Whether the tokenizer reads no spaces and decodes its tokens with one between them, as word-level ones do."""
     return encode(tokenizer, "a  a") == encode(tokenizer, "a a")
 

@@ -58,9 +58,9 @@ def load_rl(
 ) -> tuple[list[Prompt], RowCounts]:
     """The prompts of a data set, in its order. `source` is what `sources.read` takes, or rows.
 
-    The chat template is given `template_kwargs` and, going first, the row's own columns `chat_template_kwargs` and
-    `tools`. A prompt of more than `max_length` tokens is refused; with `on_long="truncate"` its end is kept. `report` is told of
-    every refused row, once it is clear that the data as a whole can be used. NovaError: the source cannot be read, its
+    The chat template is given `template_kwargs`, over which the row's columns `chat_template_kwargs` and `tools` take
+    precedence. A prompt of more than `max_length` tokens is refused; with `on_long="truncate"` its end is kept.
+    `report` is told of every refused row, once it is clear that the data as a whole can be used. NovaError: the source cannot be read, its
     format is not recognised, no row is left, or more than the share `max_bad_rows` of the rows is refused.
     """
 
@@ -155,7 +155,7 @@ def as_sequence(rendered: Rendered) -> Sequence:
 
 
 def row_kwargs(row: RawRow, given: Mapping[str, Any] | None, templated: bool) -> dict[str, Any]:
-    """What the chat template is given beside the messages: `given`, and before it what the row says."""
+    """What the chat template is given beside the messages: `given`, over which the row takes precedence."""
     return {**(given or {}), **template_kwargs_of(row_value(row))} if templated else {}
 
 

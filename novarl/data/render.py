@@ -94,8 +94,8 @@ def turn_text(
 ) -> str:
     """The content of a turn that was sampled as `tokens` after `prompt`: the inverse of what rendering does with it.
 
-    Special tokens stay; with `ended` the last token, which only ended the turn, goes. So do the white space and the text
-    that the chat template itself writes around a content.
+    Special tokens stay; with `ended` the last token, which only ended the turn, goes. So do the white space and the
+    text that the chat template itself writes around a content.
     """
     text = text_after(tokenizer, prompt, tokens[:-1] if ended else tokens)
     if not apply_chat_template or not tokenizer.chat_template:
@@ -150,10 +150,7 @@ def _turn(
         raise Refused("", _contradiction(header, whole))
     closing = turn_shape(tokenizer).closing
     # Templates end a turn with a line break that the policy, stopped at the end token, never writes.
-    if text.endswith(closing):
-        text = text[: len(text) - len(closing)] + closing.rstrip()
-    else:
-        text = text.rstrip()
+    text = text.removesuffix(closing) + closing.rstrip() if text.endswith(closing) else text.rstrip()
     if not text:
         raise Refused("", "the chat template leaves nothing of an assistant turn")
     for call in message.get("tool_calls") or ():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Message, Tokenizer
@@ -81,16 +81,16 @@ def dated(template: str, day: datetime.date) -> str:
 
 def turn_shape(tokenizer: Tokenizer) -> TurnShape:
     """The shape of an answer in the tokenizer's chat template, found by a probe."""
-    return _usual(tokenizer, str(tokenizer.chat_template))[0]
+    return _usual(cast("Hashable", tokenizer), str(tokenizer.chat_template))[0]
 
 
 def turn_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
     """`stop_tokens` of the tokenizer's chat template, found once."""
-    return _usual(tokenizer, str(tokenizer.chat_template))[1]
+    return _usual(cast("Hashable", tokenizer), str(tokenizer.chat_template))[1]
 
 
 @lru_cache(maxsize=8)
-def _usual(tokenizer: Tokenizer, template: str) -> tuple[TurnShape, tuple[int, ...]]:
+def _usual(tokenizer: Any, template: str) -> tuple[TurnShape, tuple[int, ...]]:
     return _shape(tokenizer, _ANSWER, None), stop_tokens(tokenizer)
 
 

@@ -43,7 +43,8 @@ class Policy:
 
     `eos_ids` are all ids that end a completion, `context` is the longest sequence the model takes, `compute_dtype` the
     dtype to run `forward` in, `template_kwargs` what the chat template is given beside the messages of every row,
-    `template_date` the day that a template which writes the date is given, `padded_because` why the model cannot take packed sequences (None: it can),
+    `template_date` the day that a template which writes the date is given, `padded_because`
+    why the model cannot take packed sequences (None: it can),
     `context_because` why its context is shorter than its configuration says (None: it is not).
     """
 
@@ -237,8 +238,10 @@ def _model_within(path: Path) -> Path | None:
 
 
 def _own_tokenizer(directory: Path) -> ByteTokenizer | None:
-    """The tokenizer of what `save` writes for a built-in model: a plain qwen3 with the byte tokenizer. None: `directory`
-    holds something else."""
+    """The tokenizer of what `save` writes for a built-in model: a plain qwen3 with the byte tokenizer.
+
+    None: `directory` holds something else.
+    """
     if not (directory / "model.safetensors").is_file():
         return None
     if (tokenizer := ByteTokenizer.read(directory)) is None:

@@ -11,6 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from novarl.build import chat
+from novarl.config.load import load as read_config
+from novarl.config.tree import SFTConfig
 from novarl.data.dataset import load_rl, load_sft
 from novarl.data.pairs import Reading, load_pairs
 from novarl.models.load import load
@@ -97,10 +99,17 @@ def test_the_keys_of_a_run_reach_the_template_and_rows_take_precedence(base: Pat
         *({"messages": QUESTION + ANSWER} for _ in range(3)),
     )
     keys = (f"tools={tools}", "chat_template_kwargs.enable_thinking=false", f"run_dir={tmp_path / 'run'}", *QUIET)
-    finished("sft", f"model={base}", f"data={rows}", "steps=1", "batch_size=2", "eval.n=0", *keys)
+    finished("sft", f"model={base}", f"data={rows}", "steps=1", "batch_size=2", "eval.n=2", *keys)
     shown = (tmp_path / "run" / "samples.md").read_text()
     assert shown.count("look_up") == 4 and shown.count("of the row") == 1
-    assert shown.count("</think>") >= 4
+    config = read_config(SFTConfig, overrides=[f"model={base}", f"data={rows}", *keys[:2]])
+    policy = chat.with_chat(load(str(base)), config)
+    assert policy.template_kwargs == {"enable_thinking": False, "tools": [TOOL]}
+    (first, second, *_), _ = load_sft(
+        rows, tokenizer=policy.tokenizer, max_length=999, template_kwargs=policy.template_kwargs
+    )
+    for sequence in (first, second):
+        assert policy.tokenizer.decode(sequence.tokens).endswith("assistant\n<think>\n\n</think>\n\nno<|im_end|>")
 
 
 def test_a_template_that_writes_the_date_goes_on_with_that_of_the_start(
@@ -116,7 +125,7 @@ def test_a_template_that_writes_the_date_goes_on_with_that_of_the_start(
     monkeypatch.setattr(chat.datetime, "date", Day)
     rows = write(tmp_path / "rows.jsonl", *({"messages": QUESTION + ANSWER} for _ in range(4)))
     run = tmp_path / "run"
-    words = (f"model={base}", f"data={rows}", f"chat_template={DATED}", "batch_size=2", "eval.n=0", f"run_dir={run}")
+    words = (f"model={base}", f"data={rows}", f"chat_template={DATED}", "batch_size=2", "eval.n=2", f"run_dir={run}")
     finished("sft", *words, "steps=1", *QUIET)
     messages = [line["message"] for line in read_lines(run / "events.jsonl") if line["kind"] == "alert"]
     assert any("chat_template_date=2026-03-05" in message for message in messages)

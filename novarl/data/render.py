@@ -97,16 +97,17 @@ def turn_text(
     Special tokens stay; with `ended` the last token, which only ended the turn, goes. So do the white space and the
     text that the chat template itself writes around a content.
     """
-    text = text_after(tokenizer, prompt, tokens[:-1] if ended else tokens)
+    kept = list(tokens[:-1] if ended else tokens)
     if not apply_chat_template or not tokenizer.chat_template:
-        return text
+        return text_after(tokenizer, prompt, kept)
     shape = turn_shape(tokenizer)
-    closing = shape.closing.rstrip()
-    if shape.end is not None:
-        closing = closing.removesuffix(decode(tokenizer, [shape.end]))
+    closing = shape.closing if shape.end is None else shape.closing.removesuffix(decode(tokenizer, [shape.end]))
     if ended and closing:
-        text = text.removesuffix(closing)
-    return text.removeprefix(shape.opening)
+        own = encode(tokenizer, closing)
+        if kept[-len(own) :] == own:  # also where the tokenizer does not keep a text's white space
+            kept, closing = kept[: -len(own)], ""
+    text = text_after(tokenizer, prompt, kept).removeprefix(shape.opening)
+    return text.removesuffix(closing) if ended else text
 
 
 def _prompt(
@@ -148,9 +149,9 @@ def _turn(
     text = whole[len(header) :] if whole.startswith(header) else after_opened_thought(header, whole, message)
     if text is None:
         raise Refused("", _contradiction(header, whole))
-    closing = turn_shape(tokenizer).closing
-    # Templates end a turn with a line break that the policy, stopped at the end token, never writes.
-    text = text.removesuffix(closing) + closing.rstrip() if text.endswith(closing) else text.rstrip()
+    shape = turn_shape(tokenizer)
+    # Templates go on behind the end of a turn, with a line break at least, which the stopped policy never writes.
+    text = text.removesuffix(shape.written) + shape.closing if text.endswith(shape.written) else text.rstrip()
     if not text:
         raise Refused("", "the chat template leaves nothing of an assistant turn")
     for call in message.get("tool_calls") or ():

@@ -26,11 +26,12 @@ _BRACKETED = re.compile(r"[<\[].+[>\]]")
 class TurnShape:
     """What a chat template writes around the content of the last assistant turn.
 
-    `opening` is the white space between the header and the content, `closing` all that follows the content, `end` the
-    token that ends the turn (None: it ends in text).
+    `opening` is the white space between the header and the content, `written` all that follows the content, `closing`
+    what of that the policy writes, up to the token `end` (None: the turn ends in text).
     """
 
     opening: str = ""
+    written: str = ""
     closing: str = ""
     end: int | None = None
 
@@ -99,24 +100,31 @@ def _shape(tokenizer: Tokenizer, turn: Message, template_kwargs: Mapping[str, An
     try:
         header = write(tokenizer, [_QUESTION], generation=True, template_kwargs=template_kwargs)
         whole = write(tokenizer, [_QUESTION, turn], generation=False, template_kwargs=template_kwargs)
-        text = whole.rstrip()
-        tokens = encode(tokenizer, text)
+        tokens = encode(tokenizer, whole.rstrip())
     except Refused:
         return TurnShape()
-    end = tokens[-1] if tokens and _is_marker(tokenizer, tokens[-1]) else None
-    if end is not None and turn.get("tool_calls") and tokens.count(end) - encode(tokenizer, header).count(end) > 1:
-        end = None  # it ends each call, not the turn
-    before, found, closing = whole.rpartition(_PROBE)
-    if not found:
+    if turn.get("tool_calls"):
+        end = tokens[-1] if tokens and _is_marker(tokenizer, tokens[-1]) else None
+        if end is not None and tokens.count(end) - encode(tokenizer, header).count(end) > 1:
+            end = None  # it ends each call, not the turn
         return TurnShape(end=end)
+    before, found, written = whole.rpartition(_PROBE)
+    if not found:
+        return TurnShape()
+    end = next((token for token in encode(tokenizer, written) if _is_marker(tokenizer, token)), None)
+    closing = written.rstrip()
+    if end is not None:
+        text, marker, _ = written.partition(decode(tokenizer, [end]))
+        closing = text + marker
     between = before[len(header) :] if before.startswith(header) else ""
-    return TurnShape(opening=between if between.isspace() else "", closing=closing, end=end)
+    return TurnShape(between if between.isspace() else "", written, closing, end)
 
 
 def _is_marker(tokenizer: Any, token: int) -> bool:
     """Whether a token stands for itself alone, and not for a piece of text."""
     if token == getattr(tokenizer, "unk_token_id", None):
         return False
-    special = not tokenizer.decode([token], skip_special_tokens=True)
+    text = decode(tokenizer, [token]).strip()
+    special = text != "" and not tokenizer.decode([token], skip_special_tokens=True)
     added = token in getattr(tokenizer, "added_tokens_decoder", ())
-    return special or added or _BRACKETED.fullmatch(decode(tokenizer, [token]).strip()) is not None
+    return special or added or _BRACKETED.fullmatch(text) is not None

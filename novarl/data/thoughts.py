@@ -40,5 +40,7 @@ def after_opened_thought(header: str, whole: str, message: Message) -> str | Non
     if closing in content:
         thought, _, answer = content.partition(closing)
         gap = answer[: len(answer) - len(answer.lstrip())]
-        return thought.lstrip().removeprefix(tag).lstrip("\n") + closing + gap + rest
+        if thought.lstrip().startswith(tag):  # which the header has written already
+            thought = thought.lstrip().removeprefix(tag).lstrip("\n")
+        return thought + closing + gap + rest
     return f"{stated.strip()}\n{closing}\n\n{rest}"

@@ -130,7 +130,9 @@ def load_model_reward(place: str, *, device: str = "cpu") -> ModelReward:
         raise NovaError(f"not a JSON object: {error}", where=str(path), fix="copy or save the model again") from error
     if chat and not plain and not policy.tokenizer.chat_template:
         what = "the reward model was trained with a chat template, and its tokenizer has none"
-        raise NovaError(what, where=f"reward=model:{place}", fix="copy or save the model again, with chat_template.jinja")
+        raise NovaError(
+            what, where=f"reward=model:{place}", fix="copy or save the model again, with chat_template.jinja"
+        )
     return ModelReward(policy, model, apply_chat_template=chat, plain=plain, template_kwargs=template_kwargs)
 
 

@@ -89,9 +89,7 @@ def _core(kind: str) -> Tokenizer:
     if kind == "byte_bpe":
         core = Tokenizer(models.BPE())
         core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **special
-        )
+        trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **special)
     elif kind in ("metaspace_bpe", "metaspace_always", "unigram"):
         scheme = "always" if kind == "metaspace_always" else "first"
         core = Tokenizer(models.Unigram() if kind == "unigram" else models.BPE(unk_token="<unk>"))

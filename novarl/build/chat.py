@@ -33,11 +33,14 @@ def with_chat(policy: Policy, config: Config, state: Mapping[str, Any] | None = 
     kwargs = dict(config.chat_template_kwargs)
     if config.tools is not None:
         kwargs["tools"] = _tools(config.tools)
+    asked = None if config.chat_template_date is None else _day(config.chat_template_date)
     day = None
     if isinstance(tokenizer.chat_template, str) and writes_date(tokenizer.chat_template):
         saved = (state or {}).get("facts", {}).get(DATE)
-        day = _day(config.chat_template_date or saved or datetime.date.today().isoformat())
+        day = asked or _day(saved or datetime.date.today().isoformat())
         kwargs["chat_template"] = dated(tokenizer.chat_template, day)
+    elif asked is not None:
+        raise NovaError("the chat template writes no date", where=DATE, fix="leave it out")
     ends = (*policy.eos_ids, *stop_tokens(tokenizer, kwargs))
     return replace(
         policy,

@@ -107,8 +107,8 @@ def _rows(file: Path, batches: Iterable[Any]) -> Iterator[Row]:
 
 
 def _decoded(value: Any, kind: Any, *, in_chat: bool) -> Any:
-    """A value by its Arrow type: JSON (`datasets`' `Json()`) is read. In messages, and with `in_chat`, nulls are left out
-    of structs: each struct of a column has every key that one of them has.
+    """A value by its Arrow type: JSON (`datasets`' `Json()`) is read. In messages, and with `in_chat`, nulls are left
+    out of structs: each struct of a column has every key that one of them has.
     """
     import pyarrow
 

@@ -60,8 +60,9 @@ def load_rl(
 
     The chat template is given `template_kwargs`, over which the row's columns `chat_template_kwargs` and `tools` take
     precedence. A prompt of more than `max_length` tokens is refused; with `on_long="truncate"` its end is kept.
-    `report` is told of every refused row, once it is clear that the data as a whole can be used. NovaError: the source cannot be read, its
-    format is not recognised, no row is left, or more than the share `max_bad_rows` of the rows is refused.
+    `report` is told of every refused row, once it is clear that the data as a whole can be used.
+
+    NovaError: the source cannot be read, its format is not recognised, no row is left, or more than the share `max_bad_rows` of the rows is refused.
     """
 
     def build(row: RawRow) -> tuple[list[Prompt], bool]:

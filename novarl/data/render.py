@@ -119,6 +119,10 @@ def _prompt(
     """What precedes the next assistant turn, as text and as tokens, without the bos token that no text holds."""
     if apply_chat_template:
         text = write(tokenizer, messages, generation=True, template_kwargs=template_kwargs)
+        for tool in (template_kwargs or {}).get("tools") or ():
+            name = _name(tool)
+            if name is not None and name not in text:
+                raise Refused("tools", f"the chat template does not declare the tool {name!r}")
         return text, encode(tokenizer, text)
     text, tokens = "", list[int]()
     eos = tokenizer.eos_token_id
@@ -155,10 +159,17 @@ def _turn(
     if not text:
         raise Refused("", "the chat template leaves nothing of an assistant turn")
     for call in message.get("tool_calls") or ():
-        name = call.get("function", call).get("name") if isinstance(call, Mapping) else None
-        if isinstance(name, str) and name not in text:
+        name = _name(call)
+        if name is not None and name not in text:
             raise Refused("", f"the chat template does not write the tool call {name!r}")
     return text
+
+
+def _name(tool: Any) -> str | None:
+    """The name of a tool or of a call to one."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def _contradiction(header: str, whole: str) -> str:

@@ -150,7 +150,10 @@ class ByteTokenizer:
 
 
 def _written(*, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """What `CHAT_TEMPLATE` says of a conversation without tools, without importing jinja2 and rendering some thousand prompts in its sandbox."""
+    """What `CHAT_TEMPLATE` says of a conversation without tools.
+
+    It imports no jinja2 and renders no thousands of prompts in its sandbox.
+    """
     turns = []
     for message in messages:
         role = message.get("role", "")

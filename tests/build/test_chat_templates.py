@@ -17,7 +17,7 @@ from novarl.data.dataset import load_rl, load_sft
 from novarl.data.pairs import Reading, load_pairs
 from novarl.models.load import load
 from novarl.observe.sinks.jsonl import read_lines
-from tests.build.harness import QUIET, finished
+from tests.build.harness import QUIET, finished, novarl
 
 CHATML = (
     "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
@@ -137,3 +137,79 @@ def test_a_template_that_writes_the_date_goes_on_with_that_of_the_start(
     assert "05 Mar 2026" in (run / "samples.md").read_text()
     finished("sft", *words[:-1], "steps=1", "chat_template_date=2025-12-01", f"run_dir={tmp_path / 'b'}", *QUIET)
     assert "01 Dec 2025" in (tmp_path / "b" / "samples.md").read_text()
+
+
+def test_a_row_whose_rendering_fails_is_one_refused_row(base: Path, tmp_path: Path) -> None:
+    """Templates refuse rows, or contradict themselves, by what a row says; the other rows are used."""
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
+        "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'mad' if 'contradict' in messages[0]['content'] else '' }}"
+        "{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    good = [{"messages": QUESTION + ANSWER} for _ in range(10)]
+    system = {"messages": [{"role": "system", "content": "s"}, *QUESTION, *ANSWER]}
+    contrary = {"messages": [{"role": "user", "content": "contradict"}, *ANSWER]}
+    rows = write(tmp_path / "rows.jsonl", *good, system, contrary)
+    words = (
+        f"model={base}",
+        f"data={rows}",
+        f"chat_template={template}",
+        "steps=1",
+        "batch_size=2",
+        "eval.n=2",
+        *QUIET,
+    )
+    finished("sft", *words, "max_bad_rows=0.5", f"run_dir={tmp_path / 'run'}")
+    bad = [line for line in read_lines(tmp_path / "run" / "events.jsonl") if line["kind"] == "bad_row"]
+    assert [(line["where"], line["field"]) for line in bad] == [
+        ("rows.jsonl:11", "messages"),
+        ("rows.jsonl:12", "messages"),
+    ]
+    assert "no system messages" in bad[0]["reason"] and "contradicts itself" in bad[1]["reason"]
+    ended = novarl("sft", *words, "max_bad_rows=0.01", f"run_dir={tmp_path / 'refused'}")
+    assert ended.code == 2 and "2 of 12 rows cannot be used" in ended.err and "rows.jsonl:11 messages" in ended.err
+
+
+def test_keys_of_a_template_that_is_left_out_are_refused(base: Path) -> None:
+    for word in ("tools=t.json", "chat_template=x", "chat_template_date=2026-01-01", "chat_template_kwargs.a=1"):
+        ended = novarl("sample", f"model={base}", "prompt=hi", "apply_chat_template=false", word)
+        assert ended.code == 2 and "apply_chat_template=false leaves it out" in ended.err
+    ended = novarl("sample", f"model={base}", "prompt=hi", "tools=missing.json")
+    assert ended.code == 2 and "tools=missing.json" in ended.err
+    ended = novarl("sample", f"model={base}", "prompt=hi", "chat_template_date=2026-02-30")
+    assert ended.code == 2 and "chat_template_date: no such day: 2026-02-30" in ended.err
+
+
+def test_a_built_in_model_keeps_another_template(tmp_path: Path) -> None:
+    template = "{% for m in messages %}<|{{ m.role }}|>:{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}<|assistant|>:{% endif %}"
+    run = tmp_path / "run"
+    words = ("task=sort", f"chat_template={template}", "steps=1", "batch_size=2", "eval.n=2", f"run_dir={run}")
+    finished("sft", *words, *QUIET)
+    again = load(str(run / "checkpoints" / "latest" / "model"))
+    assert again.tokenizer.chat_template == template and again.eos_ids == (257,)
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_conversations_with_tools_are_read_from_parquet(base: Path, tmp_path: Path, typed: bool) -> None:
+    """By `datasets`' type for JSON, and as structs, whose rows all have every key that one of them has."""
+    from datasets import Dataset, Features, Json, List
+
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"hill": "A"}}}
+    other = {"type": "function", "function": {"name": "look_up", "arguments": {"lake": "B"}}}
+    rows = [
+        {"messages": [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [one]}], "tools": [TOOL]}
+        for one in (call, other)
+    ]
+    kinds = Features({"messages": List(Json()), "tools": List(Json())}) if typed else None
+    columns = {name: [row[name] for row in rows] for name in ("messages", "tools")}
+    if not typed:
+        schema = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+        columns["tools"] = [[schema]] * 2
+    Dataset.from_dict(columns, features=kinds).to_parquet(tmp_path / "rows.parquet")
+    tokenizer = load(str(base)).tokenizer
+    tokenizer.chat_template = CHATML.replace("m['content']", "m['content'] + (m.get('tool_calls') or '') | string")
+    (first, second), _ = load_sft(tmp_path / "rows.parquet", tokenizer=tokenizer, max_length=999)
+    text, last = tokenizer.decode(first.tokens), tokenizer.decode(second.tokens)
+    assert "'arguments': {'hill': 'A'}" in text and '"name": "look_up"' in text
+    assert "'arguments': {'lake': 'B'}" in last

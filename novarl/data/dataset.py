@@ -62,7 +62,8 @@ def load_rl(
     precedence. A prompt of more than `max_length` tokens is refused; with `on_long="truncate"` its end is kept.
     `report` is told of every refused row, once it is clear that the data as a whole can be used.
 
-    NovaError: the source cannot be read, its format is not recognised, no row is left, or more than the share `max_bad_rows` of the rows is refused.
+    NovaError: the source cannot be read, its format is not recognised, no row is left, or more than the share
+    `max_bad_rows` of the rows is refused.
     """
 
     def build(row: RawRow) -> tuple[list[Prompt], bool]:

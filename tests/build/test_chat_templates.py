@@ -179,10 +179,13 @@ def test_keys_of_a_template_that_is_left_out_are_refused(base: Path) -> None:
     assert ended.code == 2 and "tools=missing.json" in ended.err
     ended = novarl("sample", f"model={base}", "prompt=hi", "chat_template_date=2026-02-30")
     assert ended.code == 2 and "chat_template_date: no such day: 2026-02-30" in ended.err
+    ended = novarl("sample", f"model={base}", "prompt=hi", "chat_template_date=2026-02-03")
+    assert ended.code == 2 and "the chat template writes no date" in ended.err
 
 
 def test_a_built_in_model_keeps_another_template(tmp_path: Path) -> None:
-    template = "{% for m in messages %}<|{{ m.role }}|>:{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}<|assistant|>:{% endif %}"
+    template = "{% for m in messages %}<|{{ m.role }}|>:{{ m.content }}<eos>{% endfor %}"
+    template += "{% if add_generation_prompt %}<|assistant|>:{% endif %}"
     run = tmp_path / "run"
     words = ("task=sort", f"chat_template={template}", "steps=1", "batch_size=2", "eval.n=2", f"run_dir={run}")
     finished("sft", *words, *QUIET)

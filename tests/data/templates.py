@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Chat templates of the shapes that public models have, and tokenizers of the kinds that they come with, trained here."""
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ def render_sft(
         before, mask = sequences[-1] if sequences else ([], [])
         if not sequences or begin < len(before) or tokens[: len(before)] != before:
             before, mask = [], []
-            sequences.append((tokens, mask))
-        sequences[-1] = tokens, mask + [False] * (begin - len(before)) + [True] * (len(tokens) - begin)
+        else:
+            sequences.pop()
+        sequences.append((tokens, mask + [False] * (begin - len(before)) + [True] * (len(tokens) - begin)))
     if not sequences:
         raise Refused("", "holds no assistant turn to learn from")
     starts = [[] if apply_chat_template else _missing_bos(tokenizer, tokens) for tokens, _ in sequences]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from novarl.build.chat import date_notes, with_chat
 from novarl.build.judge import Judge, write_samples
 from novarl.build.lineage import learnt_from
 from novarl.build.machine import start
@@ -39,7 +40,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     opened = open_run(config, ranks)
     task = find_task(config.task, dict(config.task_options)) if config.task else None
     refuse_reward_model(config.model)
-    policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device)
+    policy = with_chat(load(config.model, seed=config.seed, dtype=config.dtype, device=device), config)
     max_tokens = config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS)
     rows = rl_rows(config, task, policy, max_tokens=max_tokens)
     rewards = build_rewards(config, task, rows.held_out, device=device)
@@ -62,6 +63,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         apply_chat_template=config.apply_chat_template,
         samples=1,
         seed=config.seed,
+        ends=policy.eos_ids,
     )
     collector.started()
     try:
@@ -88,7 +90,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         "paths": {name: str(opened.rundir.path / file) for name, file in FILES.items()},
     }
     if ranks.rank == 0:
-        notes = _notes(config)
+        notes = [*_notes(config), *date_notes(policy, config)]
         _write(config, opened.rundir, rows, found, summary, notes)
         for note in notes:
             print(f"Note: {note}")

@@ -43,6 +43,7 @@ def preference_rows(config: DPOConfig | RMConfig, plan: PreferencePlan, policy: 
         max_length=min(config.max_length or policy.context, policy.context),
         on_long=config.on_long,
         apply_chat_template=config.apply_chat_template,
+        template_kwargs=policy.template_kwargs,
         max_bad_rows=config.max_bad_rows,
         report=bad.append,
         keys=PairColumns(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from novarl.build.chat import with_chat
 from novarl.build.lora import adapt
 from novarl.build.machine import divided_threads, flush_denormals, keep_freed_memory, pick_device
 from novarl.build.resolve import resolve_rl
@@ -76,7 +77,7 @@ def far_sampler(config: RLConfig, source: str, threads: int) -> Apart:
     flush_denormals()
     plan = resolve_rl(config)
     device = pick_device(config.device)
-    policy = load(source, seed=config.seed, dtype=config.dtype, device=device)
+    policy = with_chat(load(source, seed=config.seed, dtype=config.dtype, device=device), config)
     switch_dropout_off(policy.model)
     adapt(config, policy, None)
     sampler = training_sampler(config, plan, policy)

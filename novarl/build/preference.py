@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from novarl.build.chat import date_facts, date_notes
 from novarl.build.lora import adapt, adapter_state, keep_base
 from novarl.build.machine import start
 from novarl.build.pair_rows import Answers, preference_rows, recall_reference, record_reference
@@ -145,7 +146,13 @@ def _begin(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
     session.announce(
-        [*base.opened.notes, *base.policy.notes(), *idle(config), *rows.notes(config.data, config.eval.n)],
+        [
+            *base.opened.notes,
+            *base.policy.notes(),
+            *date_notes(base.policy, config, state),
+            *idle(config),
+            *rows.notes(config.data, config.eval.n),
+        ],
         device=str(device),
         seed=config.seed,
         model=config.model,
@@ -154,7 +161,7 @@ def _begin(
     )
     if state is None:
         rows.report(session.bus)
-        session.facts |= {**rows.facts(), "model": config.model, "loss": plan.loss}
+        session.facts |= {**rows.facts(), **date_facts(base.policy), "model": config.model, "loss": plan.loss}
         keep_base(config, base.policy, base.opened, session.ranks)
 
 

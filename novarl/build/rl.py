@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from novarl.build.chat import date_facts, date_notes
 from novarl.build.front import open_front
 from novarl.build.judge import Judge, write_samples
 from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base, model_source
@@ -207,7 +208,13 @@ def _begin(run: Online) -> None:
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
     session.announce(
-        [*run.opened.notes, *run.policy.notes(), *idle(config), *run.rows.notes(config.data, config.eval.n)],
+        [
+            *run.opened.notes,
+            *run.policy.notes(),
+            *date_notes(run.policy, config, run.state),
+            *idle(config),
+            *run.rows.notes(config.data, config.eval.n),
+        ],
         device=str(run.scorer.device),
         seed=config.seed,
         model=config.model,
@@ -217,7 +224,7 @@ def _begin(run: Online) -> None:
     )
     if run.state is None:
         run.rows.report(session.bus)
-        session.facts |= {**run.rows.facts(), "model": config.model}
+        session.facts |= {**run.rows.facts(), **date_facts(run.policy), "model": config.model}
 
 
 def _drive(run: Online) -> dict[str, Any]:
@@ -322,6 +329,7 @@ def _warm_up(run: Online) -> None:
         tokenizer=run.policy.tokenizer,
         max_length=run.policy.context,
         apply_chat_template=run.config.apply_chat_template,
+        template_kwargs=run.policy.template_kwargs,
     )
     asked = optim_settings(run.config.optim, lr=task.warmup_lr, total=run.plan.warmup)
     # Its own rate and schedule (`optim` is reinforcement learning's), falling, to end close to the teacher's odds.

@@ -41,6 +41,8 @@ def run_rm(config: RMConfig) -> dict[str, Any]:
             if isinstance(scored, HeadScorer):
                 save_with_head(base.policy, scored.model.head, folder)
                 settings = {"loss": plan.loss, "apply_chat_template": config.apply_chat_template, "plain": base.plain}
+                if base.policy.template_kwargs:
+                    settings["template_kwargs"] = dict(base.policy.template_kwargs)
                 (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
             else:
                 save(base.policy, folder)

@@ -155,6 +155,7 @@ def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *,
         "max_length": longest_prompt(config, policy, max_tokens=max_tokens),
         "on_long": config.on_long,
         "apply_chat_template": config.apply_chat_template,
+        "template_kwargs": policy.template_kwargs,
         "max_bad_rows": config.max_bad_rows,
         "report": bad.append,
     }
@@ -188,6 +189,7 @@ def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[Token
         "max_length": min(config.max_length or policy.context, policy.context),
         "on_long": config.on_long,
         "apply_chat_template": config.apply_chat_template,
+        "template_kwargs": policy.template_kwargs,
         "max_bad_rows": config.max_bad_rows,
         "report": bad.append,
     }

@@ -49,6 +49,7 @@ class Sampler:
     samples: int
     seed: int
     greedy_twin: bool = False
+    ends: tuple[int, ...] | None = None
 
     def train(self, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Rollout]:
         """`samples` rollouts of every (group, prompt), and its greedy one where a baseline needs it."""
@@ -94,6 +95,7 @@ class Sampler:
                 max_turns=self.max_turns,
                 context=self.context,
                 apply_chat_template=self.apply_chat_template,
+                ends=self.ends,
             )
             if ended is not None:
                 ended(rollout)
@@ -117,6 +119,7 @@ def training_sampler(config: RLConfig, plan: RLPlan, policy: Policy) -> Sampler:
         samples=config.responses_per_prompt,
         seed=config.seed,
         greedy_twin="greedy" in plan.algorithm.needs,
+        ends=policy.eos_ids,
     )
 
 
@@ -132,4 +135,5 @@ def greedy_sampler(policy: Policy, config: TrainConfig, *, max_tokens: int) -> S
         apply_chat_template=config.apply_chat_template,
         samples=1,
         seed=config.seed,
+        ends=policy.eos_ids,
     )

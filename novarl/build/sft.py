@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from novarl.build.chat import date_facts, date_notes
 from novarl.build.judge import SHOWN, Judge, write_samples
 from novarl.build.lora import adapt, adapter_state, keep_base
 from novarl.build.machine import start
@@ -25,6 +26,7 @@ from novarl.core.checkpoint import Checkpoints
 from novarl.core.types import Prompt, Scored, Sequence as TokenSequence
 from novarl.data.dataset import load_rl
 from novarl.data.pack import pack_sequences
+from novarl.data.render import turn_text
 from novarl.learn.scorer import Scorer
 from novarl.learn.supervised import SupervisedLearner
 from novarl.loops.evaluate import Evaluation, evaluate_likelihood
@@ -98,7 +100,13 @@ def _begin(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
     session.announce(
-        [*opened.notes, *policy.notes(), *idle(config), *rows.notes(config.data, config.eval.n)],
+        [
+            *opened.notes,
+            *policy.notes(),
+            *date_notes(policy, config, state),
+            *idle(config),
+            *rows.notes(config.data, config.eval.n),
+        ],
         device=str(device),
         seed=config.seed,
         model=config.model,
@@ -107,7 +115,7 @@ def _begin(
     )
     if state is None:
         rows.report(session.bus)
-        session.facts |= {**rows.facts(), "model": config.model}
+        session.facts |= {**rows.facts(), **date_facts(policy), "model": config.model}
         keep_base(config, policy, opened, session.ranks)
 
 
@@ -186,6 +194,7 @@ def _measures(
             tokenizer=policy.tokenizer,
             max_length=policy.context,
             apply_chat_template=config.apply_chat_template,
+            template_kwargs=policy.template_kwargs,
         )
         judge = Judge(prompts, sampler, RewardSet(task.rewards(), task.weights), ranks, sampling, 0)
         shown = list(enumerate(prompts[:SHOWN]))
@@ -206,5 +215,6 @@ def _question(sequence: TokenSequence, index: int, policy: Policy) -> Prompt:
     begin = sequence.mask.index(True)
     text = policy.tokenizer.decode(sequence.tokens[:begin], skip_special_tokens=True)
     trained = [token for token, chosen in zip(sequence.tokens, sequence.mask, strict=True) if chosen]
-    answer = policy.tokenizer.decode(trained, skip_special_tokens=True)
+    ended = trained[-1] in policy.eos_ids
+    answer = turn_text(policy.tokenizer, sequence.tokens[:begin], trained, ended=ended)
     return Prompt(f"row {index + 1}", sequence.tokens[:begin], ({"role": "user", "content": text},), answer)

@@ -164,9 +164,13 @@ def _check_agreement(run: Online, batch: Batch, rollouts: Sequence[Rollout]) -> 
     limit = longest_prompt(run.config, run.policy, max_tokens=run.plan.max_tokens)
 
     def render(prompt: Prompt) -> tuple[int, ...]:
-        return render_prompt(run.policy.tokenizer, prompt.messages, apply_chat_template=run.config.apply_chat_template)[
-            -limit:
-        ]
+        tokens = render_prompt(
+            run.policy.tokenizer,
+            prompt.messages,
+            apply_chat_template=run.config.apply_chat_template,
+            template_kwargs=prompt.template_kwargs,
+        )
+        return tokens[-limit:]
 
     found = Agreement(
         model=run.policy.model,

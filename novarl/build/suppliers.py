@@ -13,6 +13,7 @@ from novarl.build.weights import optim_settings
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.core.types import Completion, Rollout, Sampling, Sequence as TokenSequence
+from novarl.data.render import turn_text
 from novarl.envs.episode import UNSAMPLED
 from novarl.learn.critic import Critic, CriticSettings, SharedCritic, ValueScorer
 from novarl.learn.policy import SharedValue
@@ -91,6 +92,7 @@ class Continue:
         self.engine, self.judge, self.tokenizer = run.engine, run.judge, run.policy.tokenizer
         self.sampling, self.seed = run.sampler.sampling, run.config.seed
         self.samples, self.most = samples, run.plan.max_tokens
+        self.ends, self.apply_chat_template = run.policy.eos_ids, run.config.apply_chat_template
 
     def __call__(self, states: Sequence[State], step: int) -> list[Estimate]:
         sampling = replace(self.sampling, seed=derive(self.seed, "continue", step))
@@ -131,7 +133,8 @@ class Continue:
     def _rollout(self, number: int, state: State, index: int, completion: Completion) -> Rollout:
         """The whole answer, as a reward sees it: of its tokens all are the policy's, those that the state has too."""
         asked, answer = state.prompt.tokens, (*state.answer, *completion.tokens)
-        text = self.tokenizer.decode(answer, skip_special_tokens=True)
+        ended = completion.finish_reason == "stop" and answer[-1] in self.ends
+        text = turn_text(self.tokenizer, asked, answer, ended=ended, apply_chat_template=self.apply_chat_template)
         # It is never trained on: how likely its tokens were, and by which weights, nobody reads.
         zeros = (0.0,) * (len(asked) + len(answer))
         sequence = TokenSequence(

@@ -6,13 +6,14 @@ import asyncio
 import sys
 from collections.abc import Iterable, Iterator
 
+from novarl.build.chat import with_chat
 from novarl.build.machine import start
 from novarl.build.sampling import local_engine
 from novarl.config.tree import SampleConfig
 from novarl.core import collector
 from novarl.core.errors import NovaError
 from novarl.core.types import Completion, Sampling
-from novarl.data.render import render_prompt
+from novarl.data.render import render_prompt, turn_text
 from novarl.models.heads import refuse_reward_model
 from novarl.models.load import load
 from novarl.observe.sinks.console import leave
@@ -22,7 +23,7 @@ def run_sample(config: SampleConfig) -> None:
     """Answer the prompt, or every line of the standard input, on the standard output."""
     device, _ = start(config.device, config.threads, config.seed)
     refuse_reward_model(config.model)
-    policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device)
+    policy = with_chat(load(config.model, seed=config.seed, dtype=config.dtype, device=device), config)
     engine = local_engine(policy)
     collector.started()
     talk = config.sampling
@@ -38,17 +39,25 @@ def run_sample(config: SampleConfig) -> None:
 
     count, cut, left = 0, 0, False
 
-    async def answers(prompt: str, number: int) -> list[Completion]:
+    async def answers(prompt: str, number: int) -> list[tuple[Completion, str]]:
         tokens = render_prompt(
-            policy.tokenizer, ({"role": "user", "content": prompt},), apply_chat_template=config.apply_chat_template
+            policy.tokenizer,
+            ({"role": "user", "content": prompt},),
+            apply_chat_template=config.apply_chat_template,
+            template_kwargs=policy.template_kwargs,
         )
         requests = [engine.sample(tokens, sampling, key=f"sample/{number}/{index}") for index in range(config.n)]
-        return await asyncio.gather(*requests)
+        return [(found, said(tokens, found)) for found in await asyncio.gather(*requests)]
+
+    def said(prompt: tuple[int, ...], found: Completion) -> str:
+        ended = found.finish_reason == "stop" and found.tokens[-1] in policy.eos_ids
+        chat = config.apply_chat_template
+        return turn_text(policy.tokenizer, prompt, found.tokens, ended=ended, apply_chat_template=chat)
 
     try:
         for number, prompt in enumerate(_prompts(config.prompt, sys.stdin)):
-            for found in asyncio.run(answers(prompt, number)):
-                print(policy.tokenizer.decode(found.tokens, skip_special_tokens=True), flush=True)
+            for found, text in asyncio.run(answers(prompt, number)):
+                print(text, flush=True)
                 count += 1
                 cut += found.finish_reason == "length" and len(found.tokens) < talk.max_tokens
     except BrokenPipeError:  # whoever read the answers, such as `head`, has enough of them

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from novarl.build.chat import with_chat
 from novarl.build.lora import model_source
 from novarl.build.resolve import RLPlan
 from novarl.build.session import Opened
@@ -46,6 +47,7 @@ def read_policy(config: TrainConfig, opened: Opened, device: torch.device) -> Po
         gradient_checkpointing=config.micro.gradient_checkpointing,
         attn=config.attn,
     )
+    policy = with_chat(policy, config, opened.state)
     if opened.state is not None and opened.checkpoint is not None:
         check_same_model(opened.state, config.model, policy, opened.checkpoint.path)
     switch_dropout_off(policy.model)

@@ -36,6 +36,28 @@ class Config(Node):
     """What is computed in; trained weights are kept in float32. A CPU without bf16 arithmetic is faster in float32."""
     apply_chat_template: bool = True
     """false: the contents of the messages are joined as they are, as base models want it."""
+    chat_template: Text | None = None
+    """A file with a chat template (Jinja), or the template itself, in place of the tokenizer's; it is saved with the
+    model."""
+    chat_template_kwargs: dict[Text, Any] = Field(default_factory=dict)
+    """What the chat template is given beside the messages, such as enable_thinking. A row's column of this
+    name takes precedence."""
+    chat_template_date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
+    """The day, YYYY-MM-DD, that a chat template which writes the date is given; null: the day the run starts."""
+    tools: Text | Annotated[tuple[dict[str, Any], ...], Field(strict=False)] | None = None
+    """A JSON file with a list of tool schemas, or the list, which the chat template declares. A row's column of
+    this name takes precedence."""
+
+    @model_validator(mode="after")
+    def _a_template_is_read(self) -> Config:
+        for name in ("chat_template", "chat_template_kwargs", "chat_template_date", "tools"):
+            refuse(
+                not self.apply_chat_template and bool(getattr(self, name)),
+                name,
+                f"{name} is for the chat template, and apply_chat_template=false leaves it out",
+                "leave one of them out",
+            )
+        return self
 
 
 class RunConfig(Config):

@@ -34,6 +34,7 @@ class Prompt:
     `id` names the row for ever ("sort/train/41", "rows.jsonl:12"): it keys the row's random stream.
     `extra` holds the row's other columns, which rewards of TRL's form receive by name. `conversational` is False where
     the row held a plain string, which those rewards then receive as a string, and so the completion.
+    `template_kwargs` is what the chat template was given beside the messages (`tools`, `enable_thinking`).
     """
 
     id: str
@@ -42,6 +43,7 @@ class Prompt:
     answer: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     conversational: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 COLDEST = 1e-4
@@ -210,7 +212,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]: ...
     def decode(self, tokens: Seq[int], /, *, skip_special_tokens: bool = False) -> str: ...
     def apply_chat_template(
-        self, conversation: Seq[Message], /, *, tokenize: bool, add_generation_prompt: bool
+        self, conversation: Seq[Message], /, *, tokenize: bool, add_generation_prompt: bool, **template_kwargs: Any
     ) -> Any: ...
     def save_pretrained(self, save_directory: str, /) -> Any: ...
 

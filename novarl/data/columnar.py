@@ -10,6 +10,8 @@ from typing import Any
 
 from novarl.core.errors import NovaError
 
+_OF_CHAT = ("tools", "chat_template_kwargs")
+
 Row = tuple[str, dict[str, Any], None]
 """Where (`file:number`, the first row is 1), the columns, and no error: these formats break as a whole, not by rows."""
 
@@ -97,9 +99,33 @@ def _rows(file: Path, batches: Iterable[Any]) -> Iterator[Row]:
     with _damaged(file):
         for batch in batches:
             batch.validate(full=True)  # a damaged file's offsets may point anywhere; following them kills the process
+            types = {field.name: field.type for field in batch.schema}
             for row in batch.to_pylist():
                 number += 1
-                yield f"{file.name}:{number}", plain(row), None
+                value = {name: _decoded(item, types[name], in_chat=name in _OF_CHAT) for name, item in row.items()}
+                yield f"{file.name}:{number}", plain(value), None
+
+
+def _decoded(value: Any, kind: Any, *, in_chat: bool) -> Any:
+    """A value by its Arrow type: JSON (`datasets`' `Json()`) is read. In messages, and with `in_chat`, nulls are left
+    out of structs: each struct of a column has every key that one of them has.
+    """
+    import pyarrow
+
+    if value is None:
+        return None
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return json.loads(value)
+    if isinstance(value, list) and hasattr(kind, "value_type"):
+        return [_decoded(item, kind.value_type, in_chat=in_chat) for item in value]
+    if isinstance(value, dict) and pyarrow.types.is_struct(kind):
+        in_chat |= value.get("role") is not None
+        return {
+            name: _decoded(item, kind.field(name).type, in_chat=in_chat)
+            for name, item in value.items()
+            if item is not None or not in_chat
+        }
+    return value
 
 
 @contextmanager

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Prompt, Sequence, Tokenizer
-from novarl.data.formats import BadRow, Columns, Refused, detect, rl_example, sft_example
+from novarl.data.formats import (
+    BadRow,
+    Columns,
+    Refused,
+    detect,
+    rl_example,
+    row_value,
+    sft_example,
+    template_kwargs_of,
+)
 from novarl.data.render import Rendered, render_prompt, render_sft
 from novarl.data.sources import RawRow, read
 
@@ -44,20 +54,28 @@ def load_rl(
     answer_key: str | None = None,
     max_bad_rows: float = 0.01,
     report: Report | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[list[Prompt], RowCounts]:
     """The prompts of a data set, in its order. `source` is what `sources.read` takes, or rows.
 
-    A prompt of more than `max_length` tokens is refused; with `on_long="truncate"` its end is kept. `report` is told of
-    every refused row, once it is clear that the data as a whole can be used. NovaError: the source cannot be read, its
-    format is not recognised, no row is left, or more than the share `max_bad_rows` of the rows is refused.
+    The chat template is given `template_kwargs`, over which the row's columns `chat_template_kwargs` and `tools` take
+    precedence. A prompt of more than `max_length` tokens is refused; with `on_long="truncate"` its end is kept.
+    `report` is told of every refused row, once it is clear that the data as a whole can be used.
+
+    NovaError: the source cannot be read, its format is not recognised, no row is left, or more than the share
+    `max_bad_rows` of the rows is refused.
     """
 
     def build(row: RawRow) -> tuple[list[Prompt], bool]:
         example = rl_example(row, columns)
-        tokens = render_prompt(tokenizer, example.messages, apply_chat_template=apply_chat_template)
+        part = columns.messages or columns.prompt or ""
+        kwargs = row_kwargs(row, template_kwargs, apply_chat_template)
+        with named(part):
+            tokens = render_prompt(
+                tokenizer, example.messages, apply_chat_template=apply_chat_template, template_kwargs=kwargs
+            )
         long = len(tokens) > max_length
         if long and on_long == "refuse":
-            part = columns.messages or columns.prompt or ""
             raise Refused(part, f"the prompt has {len(tokens)} tokens, more than max_length={max_length}")
         is_text = row.value is not None and columns.prompt is not None and isinstance(row.value[columns.prompt], str)
         prompt = Prompt(
@@ -67,6 +85,7 @@ def load_rl(
             example.answer,
             example.extra,
             conversational=not is_text,
+            template_kwargs=kwargs,
         )
         return [prompt], long
 
@@ -91,6 +110,7 @@ def load_sft(
     max_bad_rows: float = 0.01,
     report: Report | None = None,
     sizes: list[int] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[list[Sequence], RowCounts]:
     """The sequences to imitate, in the data's order; several for a row whose earlier turns the chat template rewrites:
     how many for each row used is added to `sizes`.
@@ -104,7 +124,15 @@ def load_sft(
         example = sft_example(row, columns)
         part = columns.messages or columns.completion or columns.text or ""
         templated = apply_chat_template and columns.text is None
-        rendered = render_sft(tokenizer, example.messages, context=example.context, apply_chat_template=templated)
+        kwargs = row_kwargs(row, template_kwargs, templated)
+        with named(part):
+            rendered = render_sft(
+                tokenizer,
+                example.messages,
+                context=example.context,
+                apply_chat_template=templated,
+                template_kwargs=kwargs,
+            )
         longest = max(len(tokens) for tokens, _ in rendered)
         if longest > max_length and on_long == "refuse":
             raise Refused(part, f"the row has {longest} tokens, more than max_length={max_length}")
@@ -126,6 +154,20 @@ def as_sequence(rendered: Rendered) -> Sequence:
     zeros = (0.0,) * len(tokens)
     # Nothing predicts the first token, so it is never trained on.
     return Sequence(tokens, (False, *mask[1:]), zeros, zeros, (0,) * len(tokens))
+
+
+def row_kwargs(row: RawRow, given: Mapping[str, Any] | None, templated: bool) -> dict[str, Any]:
+    """What the chat template is given beside the messages: `given`, over which the row takes precedence."""
+    return {**(given or {}), **template_kwargs_of(row_value(row))} if templated else {}
+
+
+@contextmanager
+def named(field: str) -> Iterator[None]:
+    """A row that is refused within, without a word of where, is refused for this field."""
+    try:
+        yield
+    except Refused as refused:
+        raise refused if refused.field else Refused(field, refused.reason) from refused
 
 
 def check_limits(max_length: int, max_bad_rows: float) -> None:

@@ -26,6 +26,9 @@ from novarl.data.textual import json_kind
 ROLES = ("system", "developer", "user", "assistant", "tool")
 Purpose = Literal["sft", "rl"]
 _SAMPLED = 100
+_NOT_FOR_ROWS = frozenset(
+    ("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "tokenize", "return_dict")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +163,7 @@ def sft_example(row: RawRow, columns: Columns) -> Example:
         name = columns.completion
     if messages[0]["role"] == "assistant":
         raise Refused(columns.messages or columns.prompt or "", "an assistant turn comes first, with nothing to answer")
-    if all(message["role"] != "assistant" for message in messages[context:]):
+    if not any(message["role"] == "assistant" and is_trained(message) for message in messages[context:]):
         raise Refused(name, "holds no assistant turn to learn from")
     return Example(row.where, messages, context)
 
@@ -180,6 +183,44 @@ def rl_example(row: RawRow, columns: Columns) -> Example:
     used = {name, "answer"} if columns.answer == "answer" else {name}
     extra = {column: item for column, item in value.items() if column not in used}
     return Example(row.where, messages, len(messages), answer, extra)
+
+
+def is_trained(message: Message) -> bool:
+    """Whether an assistant turn is learnt; `weight: 0` or `train: false` makes it context."""
+    return message.get("weight", 1) != 0 and message.get("train", 1) != 0
+
+
+def template_kwargs_of(value: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row gives the chat template beside its messages: its columns `chat_template_kwargs` and `tools`, as values
+    or as JSON of them."""
+    given = _from_json(value, "chat_template_kwargs", {})
+    if not isinstance(given, Mapping):
+        raise Refused("chat_template_kwargs", f"must be an object, not {json_kind(given)}")
+    if taken := [name for name in given if name in _NOT_FOR_ROWS]:
+        raise Refused(f"chat_template_kwargs.{taken[0]}", "is not the row's to say")
+    kwargs = dict(given)
+    tools = _from_json(value, "tools", [])
+    if not isinstance(tools, list | tuple):
+        raise Refused("tools", f"must be a list of tool schemas, not {json_kind(tools)}")
+    if tools:
+        schemas = [_from_json({"tools": tool}, "tools", None) for tool in tools]
+        for index, schema in enumerate(schemas):
+            if not isinstance(schema, Mapping):
+                raise Refused(f"tools[{index}]", f"must be a tool schema (an object), not {json_kind(schema)}")
+        kwargs["tools"] = schemas
+    return kwargs
+
+
+def _from_json(value: Mapping[str, Any], name: str, absent: Any) -> Any:
+    item = value.get(name)
+    if item is None:
+        return absent
+    if isinstance(item, str):
+        try:
+            return json.loads(item)
+        except (ValueError, RecursionError) as error:
+            raise Refused(name, "is text, but no JSON") from error
+    return item
 
 
 def row_value(row: RawRow) -> Mapping[str, Any]:
@@ -226,6 +267,11 @@ def _message(value: Any, name: str) -> Message:
     if role not in ROLES:
         shown = role if len(role) <= 40 else f"{role[:37]}..."
         raise Refused(f"{name}.role", f"unknown role {shown!r}, not one of {', '.join(ROLES)}")
+    for key in ("weight", "train"):
+        if value.get(key) is not None and value[key] not in (0, 1):
+            raise Refused(
+                f"{name}.{key}", f"must be 0 or 1, not {value[key]!r}" if key == "weight" else "must be true or false"
+            )
     # Parquet and Arrow give every message every key that some message has: null means absent.
     message = {key: item for key, item in value.items() if item is not None}
     if role == "assistant" and message.get("tool_calls") and not message.get("content"):

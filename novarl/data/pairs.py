@@ -6,13 +6,25 @@ ever parts them. A pair's reward is its margin (0 where it has none), a labelled
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from novarl.core.types import Batch, Message, Sequence, Tokenizer
-from novarl.data.dataset import OnLong, Report, RowCounts, Source, as_sequence, check_limits, load_rows, open_rows
+from novarl.data.dataset import (
+    OnLong,
+    Report,
+    RowCounts,
+    Source,
+    as_sequence,
+    check_limits,
+    load_rows,
+    named,
+    open_rows,
+    row_kwargs,
+)
 from novarl.data.formats import Refused
 from novarl.data.pack import pack_sequences
 from novarl.data.pair_formats import LabelledExample, PairColumns, detect_pairs, labelled_example, pair_example
@@ -77,6 +89,7 @@ class Reading:
     max_bad_rows: float = 0.01
     report: Report | None = None
     keys: PairColumns = field(default_factory=PairColumns)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_pairs(source: Source, reading: Reading, *, split: str | None = None) -> tuple[list[Pair], RowCounts]:
@@ -109,7 +122,7 @@ def load_labelled(
             good, bad = f"{pair.id}:{columns.chosen}", f"{pair.id}:{columns.rejected}"
             return [(Labelled(good, pair.chosen, 1.0), Labelled(bad, pair.rejected, 0.0))], cut
         example = labelled_example(row, columns)
-        sequence, cut = _labelled(example, columns, reading)
+        sequence, cut = _labelled(row, example, columns, reading)
         return [(Labelled(example.id, sequence, example.label, example.plain),)], cut
 
     return load_rows(rows, build, max_bad_rows=reading.max_bad_rows, report=reading.report, where=where)
@@ -121,7 +134,7 @@ def _pair(row: RawRow, columns: PairColumns, reading: Reading) -> tuple[Pair, bo
     names = columns.chosen, columns.rejected
     sides = zip(names, (example.chosen, example.rejected), strict=True)
     (chosen, rejected), cut = _fit(
-        [_rendered(side, example.context, name, reading) for name, side in sides], names, reading
+        [_rendered(row, side, example.context, name, reading) for name, side in sides], names, reading
     )
     if chosen.tokens == rejected.tokens:
         within = f" within max_length={reading.max_length}" if cut else ""
@@ -129,12 +142,13 @@ def _pair(row: RawRow, columns: PairColumns, reading: Reading) -> tuple[Pair, bo
     return Pair(example.id, chosen, rejected, example.margin), cut
 
 
-def _labelled(example: LabelledExample, columns: PairColumns, reading: Reading) -> tuple[Sequence, bool]:
+def _labelled(row: RawRow, example: LabelledExample, columns: PairColumns, reading: Reading) -> tuple[Sequence, bool]:
     if not example.plain:
         name = columns.completion or ""
-        (sequence,), cut = _fit([_rendered(example.messages, example.context, name, reading)], (name,), reading)
+        (sequence,), cut = _fit([_rendered(row, example.messages, example.context, name, reading)], (name,), reading)
         return sequence, cut
-    ((tokens, mask),) = render_sft(reading.tokenizer, example.messages, apply_chat_template=False)
+    with named(columns.text or ""):
+        ((tokens, mask),) = render_sft(reading.tokenizer, example.messages, apply_chat_template=False)
     long = len(tokens) > reading.max_length
     if long:
         _refuse_long(len(tokens), columns.text or "", reading)
@@ -148,9 +162,16 @@ def _labelled(example: LabelledExample, columns: PairColumns, reading: Reading) 
     return as_sequence((tokens, mask[: len(tokens)])), long
 
 
-def _rendered(messages: Seq[Message], context: int, name: str, reading: Reading) -> Rendered:
+def _rendered(row: RawRow, messages: Seq[Message], context: int, name: str, reading: Reading) -> Rendered:
     """One side as tokens and mask."""
-    rendered = render_sft(reading.tokenizer, messages, context=context, apply_chat_template=reading.apply_chat_template)
+    with named(name):
+        rendered = render_sft(
+            reading.tokenizer,
+            messages,
+            context=context,
+            apply_chat_template=reading.apply_chat_template,
+            template_kwargs=row_kwargs(row, reading.template_kwargs, reading.apply_chat_template),
+        )
     if len(rendered) > 1:
         raise Refused(name, "the chat template rewrites earlier turns of the answer: give it the last turn only")
     return rendered[0]

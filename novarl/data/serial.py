@@ -78,6 +78,7 @@ def prompt_to_dict(prompt: Prompt) -> dict[str, Any]:
         "messages": [_to_json(message, "messages") for message in prompt.messages],
         "answer": _to_json(prompt.answer, "answer"),
         "extra": _to_json(prompt.extra, "extra"),
+        **({"template_kwargs": _to_json(prompt.template_kwargs, "template_kwargs")} if prompt.template_kwargs else {}),
     }
 
 
@@ -89,6 +90,7 @@ def prompt_from_dict(state: Mapping[str, Any]) -> Prompt:
         messages=tuple(_from_json(message) for message in state["messages"]),
         answer=_from_json(state["answer"]),
         extra=_from_json(state["extra"]),
+        template_kwargs=_from_json(state.get("template_kwargs", {})),
     )
 
 

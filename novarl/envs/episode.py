@@ -10,7 +10,7 @@ sees.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable, Sequence as Seq
+from collections.abc import Awaitable, Callable, Collection, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,7 +28,8 @@ from novarl.core.types import (
     Status,
     Tokenizer,
 )
-from novarl.data.render import render_prompt
+from novarl.data.render import render_prompt, turn_text
+from novarl.data.template import turn_ends
 
 T = TypeVar("T")
 
@@ -116,11 +117,14 @@ async def run_episode(
     max_turns: int = 1,
     context: int | None = None,
     apply_chat_template: bool = True,
+    ends: Collection[int] | None = None,
 ) -> Rollout:
     """Let the policy answer `prompt` in `env`, for at most `max_turns` turns of its own.
 
     context: the longest sequence that the model takes, in tokens; an episode that would fill it ends with the turn
         before, as one does where its turns are used up (None: never checked)
+    ends: the tokens at which the engine ends a turn; such a token is not part of the turn's text, as all others are,
+        special or not (None: eos, and what the chat template writes at the end of a turn)
 
     The first turn's request is keyed "PROMPT-ID/INDEX", turn t > 0 "PROMPT-ID/INDEX/t". The status is `done` where the
     environment ended the episode, `truncated` where a limit did (finish_reason length, turns or context), and `failed`
@@ -137,10 +141,20 @@ async def run_episode(
         # The prompt was rendered once; an environment that adds to it (the tools on offer, say) is rendered anew.
         if tuple(episode.messages) == tuple(prompt.messages):
             return prompt.tokens
-        return render_prompt(tokenizer, episode.messages, apply_chat_template=apply_chat_template)
+        return render_prompt(
+            tokenizer,
+            episode.messages,
+            apply_chat_template=apply_chat_template,
+            template_kwargs=prompt.template_kwargs,
+        )
+
+    stops = {*(turn_ends(tokenizer) if ends is None else ends), *sampling.stop_tokens}
 
     def read(completion: Completion) -> str:
-        return tokenizer.decode(completion.tokens, skip_special_tokens=True)
+        ended = completion.finish_reason == "stop" and completion.tokens[-1] in stops
+        stretch = episode.stretches[-1].tokens
+        asked = stretch[: len(stretch) - len(completion.tokens)]
+        return turn_text(tokenizer, asked, completion.tokens, ended=ended, apply_chat_template=apply_chat_template)
 
     try:
         talk = _converse(episode, env, prompt, ask=ask, render=render, read=read, max_turns=max_turns, context=context)

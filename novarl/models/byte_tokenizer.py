@@ -5,12 +5,17 @@ model needs it: one token says who speaks, then the text, then `<eos>`:
 
     <|user|>sort: dcab<eos><|assistant|>abcd<eos>
 
+Tools are declared in a system turn, as JSON; a call stands behind the text of its turn:
+
+    <|assistant|><tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><eos><|tool|>3<eos>
+
 The saved files load with Hugging Face's `AutoTokenizer` to the same ids, texts and template; this module itself needs
 no transformers.
 """
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import re
@@ -29,11 +34,22 @@ SPECIALS = ("<pad>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool
 ROLES = ("system", "user", "assistant", "tool")
 
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+    {{- '<|system|>tools: ' ~ (tools | tojson) ~ '<eos>' -}}
+{%- endif -%}
 {%- for message in messages -%}
     {%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}
         {{- raise_exception('unknown role ' ~ message['role']) -}}
     {%- endif -%}
-    {{- '<|' ~ message['role'] ~ '|>' ~ message['content'] ~ '<eos>' -}}
+    {{- '<|' ~ message['role'] ~ '|>' ~ message['content'] -}}
+    {%- for called in message['tool_calls'] or [] -%}
+        {%- set call = called['function'] or called -%}
+        {%- set arguments = call['arguments'] or {} -%}
+        {{- '<tool_call>{"name": ' ~ (call['name'] | tojson) ~ ', "arguments": ' -}}
+        {{- arguments if arguments is string else (arguments | tojson) -}}
+        {{- '}</tool_call>' -}}
+    {%- endfor -%}
+    {{- '<eos>' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{- '<|assistant|>' -}}
@@ -48,7 +64,9 @@ class ByteTokenizer:
     eos_token, pad_token = "<eos>", "<pad>"
     pad_token_id = 256
     eos_token_id = 257
-    chat_template: str | None = CHAT_TEMPLATE
+
+    def __init__(self, chat_template: str | None = CHAT_TEMPLATE) -> None:
+        self.chat_template = chat_template
 
     def __len__(self) -> int:
         return 256 + len(SPECIALS)
@@ -81,12 +99,29 @@ class ByteTokenizer:
         return data.decode("utf-8", errors="replace")
 
     def apply_chat_template(
-        self, conversation: Sequence[Message], /, *, tokenize: bool = True, add_generation_prompt: bool = False
+        self,
+        conversation: Sequence[Message],
+        /,
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        chat_template: str | None = None,
+        **template_kwargs: Any,
     ) -> Any:
-        """The conversation as text, or with `tokenize` as {"input_ids", "attention_mask"}, as Hugging Face's does."""
-        assert self.chat_template is not None
-        write = _written if self.chat_template == CHAT_TEMPLATE else _compiled(self.chat_template)
-        text = write(messages=conversation, add_generation_prompt=add_generation_prompt)
+        """The conversation as text, or with `tokenize` as {"input_ids", "attention_mask"}, as Hugging Face's does.
+
+        `template_kwargs` is what else the template may read, such as `tools`.
+        """
+        template = chat_template or self.chat_template
+        assert template is not None
+        plain = not template_kwargs.get("tools") and not any(message.get("tool_calls") for message in conversation)
+        if template == CHAT_TEMPLATE and plain:
+            text = _written(messages=conversation, add_generation_prompt=add_generation_prompt)
+        else:
+            given = {"eos_token": self.eos_token, "pad_token": self.pad_token, "tools": None, **template_kwargs}
+            text = _compiled(template)(
+                messages=list(conversation), add_generation_prompt=add_generation_prompt, **given
+            )
         if not tokenize:
             return text
         ids = self.encode(text)
@@ -99,22 +134,26 @@ class ByteTokenizer:
         for name, value in (("tokenizer.json", _tokenizer_json()), ("tokenizer_config.json", _tokenizer_config())):
             text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
             (directory / name).write_text(text + "\n", encoding="utf-8")
-        (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+        if self.chat_template is not None:
+            (directory / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
     @staticmethod
-    def wrote(directory: str | Path) -> bool:
-        """Whether the tokenizer files in `directory` are those that `save_pretrained` writes."""
+    def read(directory: str | Path) -> ByteTokenizer | None:
+        """The tokenizer that `save_pretrained` wrote to `directory`, with its template; None: the files are others."""
         directory = Path(directory)
         try:
             saved = json.loads((directory / "tokenizer.json").read_text("utf-8"))
             template = (directory / "chat_template.jinja").read_text("utf-8")
         except (OSError, ValueError):
-            return False
-        return bool(saved == _tokenizer_json()) and template == CHAT_TEMPLATE
+            return None
+        return ByteTokenizer(template) if saved == _tokenizer_json() else None
 
 
 def _written(*, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """What `CHAT_TEMPLATE` says, without importing jinja2 and rendering some thousand prompts in its sandbox."""
+    """What `CHAT_TEMPLATE` says of a conversation without tools.
+
+    It imports no jinja2 and renders no thousands of prompts in its sandbox.
+    """
     turns = []
     for message in messages:
         role = message.get("role", "")
@@ -135,8 +174,15 @@ def _compiled(template: str) -> Callable[..., str]:
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    def tojson(value: Any, indent: int | None = None) -> str:  # Jinja's own escapes HTML and sorts
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment.from_string(template).render
 
 

@@ -24,7 +24,7 @@ from novarl.models.packing import Packing
 from novarl.models.transformer import WHOLE, Decoder, Embedding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -102,10 +102,15 @@ def load_pretrained(
     return model, tokenizer, obstacle
 
 
-def save_pretrained(model: Any, directory: str) -> None:
-    """Writes a transformers model, or an adopted one as what it was: weights, config and generation config."""
+def save_pretrained(model: Any, directory: str, *, eos_ids: Sequence[int]) -> None:
+    """Writes a transformers model, or an adopted one as what it was: weights, config and generation config, which names
+    every token that ends a completion."""
     with _quiet():
         origin = model.origin if isinstance(model, Decoder) else None
+        generation = (origin or model).generation_config
+        stated = generation.eos_token_id
+        if set(eos_ids) != set(stated if isinstance(stated, list) else [stated]):
+            generation.eos_token_id = list(eos_ids)
         if origin is None:
             model.save_pretrained(directory)
         else:

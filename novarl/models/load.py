@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,9 @@ class Policy:
     """A language model and all that is needed to sample from it and to train it.
 
     `eos_ids` are all ids that end a completion, `context` is the longest sequence the model takes, `compute_dtype` the
-    dtype to run `forward` in, `padded_because` why the model cannot take packed sequences (None: it can),
+    dtype to run `forward` in, `template_kwargs` what the chat template is given beside the messages of every row,
+    `template_date` the day that a template which writes the date is given, `padded_because`
+    why the model cannot take packed sequences (None: it can),
     `context_because` why its context is shorter than its configuration says (None: it is not).
     """
 
@@ -53,6 +56,8 @@ class Policy:
     compute_dtype: torch.dtype = torch.float32
     padded_because: str | None = None
     context_because: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_date: str | None = None
 
     @property
     def limit(self) -> str:
@@ -89,7 +94,8 @@ def load(
         stated: Any = decoder.config.eos_token_id
     else:
         _check_directory(name)
-        if not _ours(Path(name)):
+        own = _own_tokenizer(Path(name))
+        if own is None:
             policy = _load_pretrained(
                 name, stored, compute_dtype, device, gradient_checkpointing=gradient_checkpointing
             )
@@ -101,7 +107,7 @@ def load(
                 attn, device, compute_dtype, head_size=size
             )
             return policy
-        decoder, tokenizer = _read_decoder(Path(name)), ByteTokenizer()
+        decoder, tokenizer = _read_decoder(Path(name)), own
         stated = _read_json(Path(name, "generation_config.json")).get("eos_token_id")
     decoder.model.gradient_checkpointing = gradient_checkpointing
     decoder.packed_kernel = choose_kernel(attn, device, compute_dtype, head_size=decoder.config.head_dim)
@@ -131,7 +137,7 @@ def save(policy: Policy, directory: str | Path) -> None:
     else:
         from novarl.models.hugging_face import save_pretrained
 
-        save_pretrained(model, str(directory))
+        save_pretrained(model, str(directory), eos_ids=policy.eos_ids)
     policy.tokenizer.save_pretrained(str(directory))
 
 
@@ -231,11 +237,16 @@ def _model_within(path: Path) -> Path | None:
     return latest if (latest / "config.json").is_file() else found
 
 
-def _ours(directory: Path) -> bool:
-    """Whether `directory` holds what `save` writes for a built-in model: a plain qwen3 with the byte tokenizer."""
-    if not (directory / "model.safetensors").is_file() or not ByteTokenizer.wrote(directory):
-        return False
-    return not DecoderConfig.unsupported(_read_json(directory / "config.json"))
+def _own_tokenizer(directory: Path) -> ByteTokenizer | None:
+    """The tokenizer of what `save` writes for a built-in model: a plain qwen3 with the byte tokenizer.
+
+    None: `directory` holds something else.
+    """
+    if not (directory / "model.safetensors").is_file():
+        return None
+    if (tokenizer := ByteTokenizer.read(directory)) is None:
+        return None
+    return None if DecoderConfig.unsupported(_read_json(directory / "config.json")) else tokenizer
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ model of plain texts is given the answer alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from novarl.models.load import Policy, load
 from novarl.rewards.verdict import Failure, Verdict
 
 SETTINGS = "reward_model.json"
-"""The file beside the model's own that says how its conversations are written: `apply_chat_template`, and `plain` for a
-model of texts without a prompt."""
+"""The file beside the model's own that says how its conversations are written: `apply_chat_template`, `template_kwargs`
+for the template, and `plain` for a model of texts without a prompt."""
 BUDGET = 16_384
 """The most tokens in one forward pass."""
 
@@ -42,10 +42,17 @@ class ModelReward:
     """A model computes without waiting: no limit of the caller's could end it."""
 
     def __init__(
-        self, policy: Policy, model: ValueModel, *, apply_chat_template: bool = True, plain: bool = False
+        self,
+        policy: Policy,
+        model: ValueModel,
+        *,
+        apply_chat_template: bool = True,
+        plain: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.policy, self.model = policy, model
         self.apply_chat_template, self.plain = apply_chat_template, plain
+        self.template_kwargs = dict(template_kwargs or {})
 
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
         rendered = [self._render(rollout) for rollout in rollouts]
@@ -89,9 +96,15 @@ class ModelReward:
         if not messages:
             return Failure("the conversation holds no answer")
         templated = self.apply_chat_template and not self.plain
+        # What the policy's template was fixed to is not for this one.
+        row = {name: given for name, given in rollout.prompt.template_kwargs.items() if name != "chat_template"}
         try:
             spans = render_sft(
-                self.policy.tokenizer, messages, context=len(messages) - 1, apply_chat_template=templated
+                self.policy.tokenizer,
+                messages,
+                context=len(messages) - 1,
+                apply_chat_template=templated,
+                template_kwargs={**self.template_kwargs, **row},
             )
         except Refused as refused:
             return Failure(f"the reward model cannot read the conversation: {refused.reason}")
@@ -112,9 +125,15 @@ def load_model_reward(place: str, *, device: str = "cpu") -> ModelReward:
     try:
         settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
         chat, plain = bool(settings.get("apply_chat_template", True)), bool(settings.get("plain", False))
-    except (ValueError, AttributeError) as error:
+        template_kwargs = dict(settings.get("template_kwargs") or {})
+    except (ValueError, AttributeError, TypeError) as error:
         raise NovaError(f"not a JSON object: {error}", where=str(path), fix="copy or save the model again") from error
-    return ModelReward(policy, model, apply_chat_template=chat, plain=plain)
+    if chat and not plain and not policy.tokenizer.chat_template:
+        what = "the reward model was trained with a chat template, and its tokenizer has none"
+        raise NovaError(
+            what, where=f"reward=model:{place}", fix="copy or save the model again, with chat_template.jinja"
+        )
+    return ModelReward(policy, model, apply_chat_template=chat, plain=plain, template_kwargs=template_kwargs)
 
 
 def _folder(place: str) -> Path:

@@ -50,9 +50,9 @@ def estimates(written: Mapping[bytes, bytes], reward: Scorer, engine: Engine | N
     run: Any = SimpleNamespace(
         engine=engine,
         judge=judge,
-        policy=SimpleNamespace(tokenizer=TOKENIZER),
+        policy=SimpleNamespace(tokenizer=TOKENIZER, eos_ids=(TOKENIZER.eos_token_id,)),
         sampler=SimpleNamespace(sampling=Sampling(max_tokens=MOST, stop=("gh",))),
-        config=SimpleNamespace(seed=0),
+        config=SimpleNamespace(seed=0, apply_chat_template=True),
         plan=SimpleNamespace(max_tokens=MOST),
     )
     return Continue(run, samples=SAMPLES)([State(PROMPT, tuple(begin)) for begin in written], 0)

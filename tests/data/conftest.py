@@ -32,7 +32,34 @@ def forgetful(messages: Sequence[Any], generation: bool) -> str:
 
 def presumptuous(messages: Sequence[Any], generation: bool) -> str:
     """Like DeepSeek-R1's: opens a thought for the assistant that the finished turn does not show."""
-    return chatml(messages, generation) + ("<think>\n" if generation else "")
+    shown = [m | {"content": m["content"].split("</think>")[-1].strip()} for m in messages]
+    return chatml(shown, generation) + ("<think>\n" if generation else "")
+
+
+def shouting(messages: Sequence[Any], generation: bool) -> str:
+    """Writes a header that no finished turn has."""
+    return chatml(messages, generation) + ("shout: " if generation else "")
+
+
+def trimming(messages: Sequence[Any], generation: bool) -> str:
+    """Like `endless`, but without the white space around contents."""
+    return endless([m | {"content": m["content"].strip()} for m in messages], generation)
+
+
+def text_end(messages: Sequence[Any], generation: bool) -> str:
+    """Ends a turn in text that is no token."""
+    text = "".join(f"### {m['role']}\n{m['content']}\n### End\n" for m in messages)
+    return text + ("### assistant\n" if generation else "")
+
+
+def calling(messages: Sequence[Any], generation: bool) -> str:
+    """Like `endless`, with tool calls."""
+
+    def content(m: Any) -> str:
+        calls = (call["function"] for call in m.get("tool_calls", ()))
+        return m["content"] + "".join(f"call {call['name']} {json.dumps(call['arguments'])}" for call in calls)
+
+    return endless([m | {"content": content(m)} for m in messages], generation)
 
 
 def endless(messages: Sequence[Any], generation: bool) -> str:
@@ -45,6 +72,9 @@ def alternating(messages: Sequence[Any], generation: bool) -> str:
     if any((m["role"] == "user") != (i % 2 == 0) for i, m in enumerate(messages)):
         raise ValueError("Conversation roles must alternate user/assistant/user/assistant/...")
     return chatml(messages, generation)
+
+
+KINDS = (chatml, forgetful, presumptuous, shouting, trimming, text_end, calling, endless, alternating)
 
 
 class CharTokenizer:
@@ -63,10 +93,11 @@ class CharTokenizer:
         ]
 
     def decode(self, tokens: Sequence[int], /, *, skip_special_tokens: bool = False) -> str:
-        return "".join(SPECIALS[t - FIRST_SPECIAL] if t >= FIRST_SPECIAL else chr(t) for t in tokens)
+        names = [""] * len(SPECIALS) if skip_special_tokens else SPECIALS
+        return "".join(names[t - FIRST_SPECIAL] if t >= FIRST_SPECIAL else chr(t) for t in tokens)
 
     def apply_chat_template(
-        self, conversation: Sequence[Any], /, *, tokenize: bool, add_generation_prompt: bool
+        self, conversation: Sequence[Any], /, *, tokenize: bool, add_generation_prompt: bool, **kwargs: Any
     ) -> Any:
         assert self.template is not None and not tokenize
         return self.template(conversation, add_generation_prompt)
@@ -82,7 +113,7 @@ def tokenizer() -> CharTokenizer:
 
 @pytest.fixture
 def with_template() -> Callable[[str | None], CharTokenizer]:
-    kinds = {f.__name__: f for f in (chatml, forgetful, presumptuous, endless, alternating)}
+    kinds = {f.__name__: f for f in KINDS}
     return lambda name: CharTokenizer(kinds[name] if name else None)
 
 

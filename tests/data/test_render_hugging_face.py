@@ -76,11 +76,13 @@ def test_masks_with_byte_level_bpe(trained: Any, messages: list[Any]) -> None:
 def test_tokens_that_would_cross_a_border_do_not(trained: Any) -> None:
     """`assistant: the` merges " the"; the policy was asked with "assistant: " and answered "the"."""
     tok = byte_level(PLAIN)
-    ((tokens, mask),) = render_sft(tok, CHAT)
+    first, (tokens, mask) = render_sft(tok, CHAT)
     text = tok.apply_chat_template(CHAT, tokenize=False)
-    assert list(tokens[:-1]) != tok.encode(text.rstrip())  # it does merge
-    assert trained(tok, tokens, mask) == ["the answer is four", "hello, 好 five<eos>"]
-    assert tokens[: mask.index(True)] == render_prompt(tok, CHAT[:1])
+    assert list(first[0][:-1]) != tok.encode(tok.decode(first[0][:-1]))  # it does merge
+    assert trained(tok, *first) == ["the answer is four<eos>"]
+    assert trained(tok, tokens, mask) == ["hello, 好 five<eos>"]
+    assert first[0][: first[1].index(True)] == render_prompt(tok, CHAT[:1])
+    assert tokens[: mask.index(True)] == render_prompt(tok, CHAT[:3])
     assert tok.decode(tokens) == text.rstrip() + "<eos>"
 
 

@@ -62,6 +62,27 @@ def test_auto_tokenizer_gives_the_same_chat(theirs, prompt: bool) -> None:
     assert tokens == dict(theirs.apply_chat_template(CHAT, tokenize=True, add_generation_prompt=prompt))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [({"b": 1, "a": "<é>"}, '{"b": 1, "a": "<é>"}'), ('{"a": 1}', '{"a": 1}'), (None, "{}")],
+)
+def test_tools_calls_and_results_are_shown(theirs, arguments: Any, given: str) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"z": {}, "a": {}}}}
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    chat = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "I ask.", "tool_calls": [call, {"name": "add", "arguments": arguments}]},
+        {"role": "tool", "name": "add", "content": "3"},
+    ]
+    text = ByteTokenizer().apply_chat_template(chat, tokenize=False, add_generation_prompt=True, tools=[tool])
+    assert text == theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, tools=[tool])
+    one = f'<tool_call>{{"name": "add", "arguments": {given}}}</tool_call>'
+    declared = '[{"type": "function", "function": {"name": "add", "parameters": {"z": {}, "a": {}}}}]'
+    assert text == (
+        f"<|system|>tools: {declared}<eos><|user|>q<eos><|assistant|>I ask.{one}{one}<eos><|tool|>3<eos><|assistant|>"
+    )
+
+
 turns = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "tool"])},
     optional={"content": st.one_of(st.text(), st.none(), st.lists(st.text(max_size=3))), "name": st.text(max_size=3)},
@@ -101,7 +122,8 @@ def test_a_lone_surrogate_is_refused() -> None:
 
 def test_saved_files_are_recognised(tmp_path: Path) -> None:
     ByteTokenizer().save_pretrained(tmp_path)
-    assert ByteTokenizer.wrote(tmp_path)
+    assert ByteTokenizer.read(tmp_path) is not None
     (tmp_path / "chat_template.jinja").write_text("another", encoding="utf-8")
-    assert not ByteTokenizer.wrote(tmp_path)
-    assert not ByteTokenizer.wrote(tmp_path / "missing")
+    again = ByteTokenizer.read(tmp_path)
+    assert again is not None and again.chat_template == "another"
+    assert ByteTokenizer.read(tmp_path / "missing") is None

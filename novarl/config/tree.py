@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from novarl.config.adapting import AdaptiveKL, ConstraintOptimization, MultiObjective
 from novarl.config.algorithm import (
@@ -43,6 +43,7 @@ from novarl.config.parts import (
     Talk,
     Text,
     Whole,
+    check_rewards,
     refuse,
     rewards_by_name,
 )
@@ -50,7 +51,12 @@ from novarl.config.preference import DPOConfig, RMConfig
 
 BUILT_IN_MODELS = ("tiny", "small")
 
-Rewards = Annotated[dict[Text, RewardSpec], Field(min_length=1), BeforeValidator(rewards_by_name)]
+Rewards = Annotated[
+    dict[Text, RewardSpec],
+    Field(min_length=1),
+    BeforeValidator(rewards_by_name),
+    AfterValidator(check_rewards),
+]
 
 MOST_ANSWERS = 1 << 20
 """Answers to one step's prompts: far more than runs take, far fewer than fill a machine."""
@@ -68,7 +74,9 @@ class RLConfig(TrainConfig):
     algo: Text = "dr_grpo"
     """A row of the table of algorithms; `adv`, `clip`, `correction`, `kl`, `entropy` and `loss` change its parts."""
     reward: Rewards | None = None
-    """A built-in reward, `file.py:name`, or several by name, each with `source` and `weight`; null: the task's."""
+    """A built-in reward, `file.py:name`, or several by name, each with `source`, `weight` and a built-in
+    reward's options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
+    `target_words`. null: the task's."""
     steps: Count = 100
     """Rollouts to learn from; each has `updates_per_rollout` optimiser updates."""
     warmup: Whole | None = None
@@ -209,7 +217,9 @@ class EvalConfig(RunConfig):
     on_long: Literal["refuse", "truncate"] = "refuse"
     """A prompt longer than `max_length` is counted and left out, or cut at its beginning."""
     reward: Rewards | None = None
-    """A built-in reward, `file.py:name`, or several by name, each with `source` and `weight`; null: the task's."""
+    """A built-in reward, `file.py:name`, or several by name, each with `source`, `weight` and a built-in
+    reward's options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
+    `target_words`. null: the task's."""
     rollout: Episode = Episode()
     eval: Evaluation = Evaluation()
 

@@ -63,6 +63,9 @@ CHANGES = [
 ]
 OVER_TIME = [
     ("adv.estimator=ema steps=3", "adv.ema_beta=0.5"),
+    ("reward=length adv.estimator=none", "reward.length.shortest=0"),
+    ("reward=length adv.estimator=none reward.length.shortest=0", "reward.length.longest=0"),
+    ("reward=lexical", "reward.lexical.target_words=3 reward.lexical.brevity_penalty_scale=1"),
     ("optim.schedule=linear steps=2", "optim.min_lr_ratio=0.5"),
     ("steps=2", "optim.schedule=cosine"),
     ("steps=2", "optim.betas=[0.5,0.95]"),

@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
+import torch
 
+from novarl.build.rewards import build_rewards
+from novarl.config.load import load
+from novarl.config.tree import RLConfig
 from novarl.rewards import math
 from novarl.rewards.isolated import symbolic
 from novarl.rewards.verdict import Failure
@@ -106,8 +110,30 @@ def test_tolerance_is_relative_above_one() -> None:
     assert math.grade("1000000.5", "1000000", tolerance=1e-6)
 
 
-NUMBERS = ("72", "-72", "+72", "1,234.50", "1234.5", "1000000", "1000000.5", "0.333333", "0.3333334", "1/3", "2/6", "0.75",
-           r"\frac{3}{4}", r"\dfrac{-3}{4}", "3 / 4", "0.1", "0.1000001", "0.1000006", ".5", "1", "0.9999994", "50%", "72.0")  # fmt: skip
+NUMBERS = [
+    "72",
+    "-72",
+    "+72",
+    "72.0",
+    "1,234.50",
+    "1234.5",
+    "1000000",
+    "1000000.5",
+    "0.333333",
+    "0.3333334",
+    "1/3",
+    "2/6",
+    "0.75",
+    ".5",
+    "50%",
+    "1",
+    "0.9999994",
+    "0.1",
+    "0.1000001",
+    "0.1000006",
+    "\\frac{3}{4}",
+    "\\dfrac{-3}{4}",
+]
 
 
 def test_plain_numbers_agree_as_math_verify_says() -> None:
@@ -215,6 +241,13 @@ def test_tolerance_holds_for_expressions_too(say) -> None:
     assert asyncio.run(loose(rows)) == [1.0, 0.0, 0.0]
     strict.close()
     loose.close()
+
+
+def test_the_tolerance_of_a_configuration_reaches_the_reward(say) -> None:
+    config = load(RLConfig, overrides=["task=sort", "reward=math", "reward.math.tolerance=0.01"])
+    rewards = build_rewards(config, None, device=torch.device("cpu"))
+    rows = [say("#### 3.14", "3.141"), say("#### 3.2", "3.141")]
+    assert [scored.reward for scored in asyncio.run(rewards.score(rows))] == [1.0, 0.0]
 
 
 def test_numbers_need_no_process(say) -> None:

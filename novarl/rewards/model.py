@@ -1,12 +1,14 @@
 """A trained reward model as a reward: `reward=model:<run or folder>`.
 
 The conversation is written by the reward model's own tokenizer and template, as it was when the model was trained; a
-model of plain texts is given the answer alone.
+model of plain texts is given the answer alone. A model with a scalar head (`novarl rm loss=bt` or `bce`) is read at the
+last token, an implicit one (`loss=implicit_*`) is the log-ratio of the last answer to the model that it started from.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +24,20 @@ from novarl.data.formats import Refused
 from novarl.data.pack import microbatches, pack_sequences
 from novarl.data.render import render_sft
 from novarl.models.heads import VALUE_HEAD, ValueModel, last_positions, load_head, token_values
+from novarl.models.implicit import ImplicitModel
 from novarl.models.load import Policy, load
 from novarl.rewards.verdict import Failure, Verdict
 
 SETTINGS = "reward_model.json"
 """The file beside the model's own that says how its conversations are written: `apply_chat_template`, and `plain` for a
-model of texts without a prompt."""
+model of texts without a prompt. Of an implicit model also `beta` and `reference`: the folder of the model that it is
+compared with, relative to its own."""
 BUDGET = 16_384
 """The most tokens in one forward pass."""
 
 
 class ModelReward:
-    """The scalar of a reward model's head at the last token of each conversation.
+    """The reward of each conversation's last answer.
 
     What is longer than the model's context loses its beginning. A rollout that its chat template refuses fails alone.
     """
@@ -42,7 +46,12 @@ class ModelReward:
     """A model computes without waiting: no limit of the caller's could end it."""
 
     def __init__(
-        self, policy: Policy, model: ValueModel, *, apply_chat_template: bool = True, plain: bool = False
+        self,
+        policy: Policy,
+        model: ValueModel | ImplicitModel,
+        *,
+        apply_chat_template: bool = True,
+        plain: bool = False,
     ) -> None:
         self.policy, self.model = policy, model
         self.apply_chat_template, self.plain = apply_chat_template, plain
@@ -71,12 +80,14 @@ class ModelReward:
 
     @torch.no_grad()
     def _score(self, sequences: Sequence[TokenSequence]) -> list[float]:
-        batch, device = pack_sequences(sequences), self.model.head.weight.device
-        moved = {name: getattr(batch, name).to(device) for name in ("tokens", "position_ids", "prev", "cu_seqlens")}
-        batch = replace(batch, **moved)
-        values = token_values(
-            self.model, batch, positions=last_positions(batch), compute_dtype=self.policy.compute_dtype
-        )
+        batch, device = pack_sequences(sequences), next(self.policy.model.parameters()).device
+        read = ("tokens", "position_ids", "prev", "cu_seqlens", "mask")
+        batch = replace(batch, **{name: getattr(batch, name).to(device) for name in read})
+        if isinstance(self.model, ImplicitModel):
+            values = self.model.answer_rewards(batch)
+        else:
+            last, compute_dtype = last_positions(batch), self.policy.compute_dtype
+            values = token_values(self.model, batch, positions=last, compute_dtype=compute_dtype)
         found: list[float] = values.double().tolist()
         return found
 
@@ -104,28 +115,68 @@ def load_model_reward(place: str, *, device: str = "cpu") -> ModelReward:
 
     NovaError: nothing is there, it is no reward model, or it cannot be read.
     """
-    folder = _folder(place)
+    folder = _folder(place, f"reward=model:{place}")
+    settings = _settings(folder)
     policy = load(str(folder), device=device)
-    policy.model.requires_grad_(False)
-    model = ValueModel(policy.model, load_head(folder, policy.model).requires_grad_(False))
-    path = folder / SETTINGS
-    try:
-        settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        chat, plain = bool(settings.get("apply_chat_template", True)), bool(settings.get("plain", False))
-    except (ValueError, AttributeError) as error:
-        raise NovaError(f"not a JSON object: {error}", where=str(path), fix="copy or save the model again") from error
+    model: ValueModel | ImplicitModel
+    if (folder / VALUE_HEAD).is_file():
+        policy.model.requires_grad_(False)
+        model = ValueModel(policy.model, load_head(folder, policy.model).requires_grad_(False))
+    else:
+        model = _implicit(folder, policy, settings, device)
+    chat, plain = bool(settings.get("apply_chat_template", True)), bool(settings.get("plain", False))
     return ModelReward(policy, model, apply_chat_template=chat, plain=plain)
 
 
-def _folder(place: str) -> Path:
+def implicit_folder(place: str, where: str) -> Path:
+    """The model's folder of an implicit reward model in `place`. NovaError, at `where`: there is none."""
+    folder = _folder(place, where)
+    if (folder / VALUE_HEAD).is_file():
+        what = "this reward model has a scalar head, and says nothing of single tokens"
+        raise NovaError(what, where=where, fix="name a run of novarl rm loss=implicit_ce (or _dpo, _kto)")
+    return folder
+
+
+def _implicit(folder: Path, policy: Policy, settings: dict[str, Any], device: str) -> ImplicitModel:
+    """The model with its reference. NovaError: the reference is not where the settings say, or is of other tokens."""
+    beta, reference = settings.get("beta"), settings.get("reference")
+    if not isinstance(beta, float) or not isinstance(reference, str):
+        what = "beta and reference must be a number and a folder"
+        raise NovaError(what, where=str(folder / SETTINGS), fix="copy or save the model again")
+    there = folder.resolve() / reference
+    if not (there / "config.json").is_file():
+        what = f"the model that it is compared with is missing: {os.path.normpath(there)}"
+        raise NovaError(
+            what, where=str(folder), fix="copy the whole run, not only the model's folder, or train it again"
+        )
+    base = load(str(there), device=device)
+    for model in (policy.model, base.model):
+        model.requires_grad_(False)
+    return ImplicitModel(policy.model, base.model, beta, policy.compute_dtype)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    try:
+        settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise NovaError(f"not a JSON object: {error}", where=str(path), fix="copy or save the model again") from error
+    if not isinstance(settings, dict):
+        raise NovaError("not a JSON object", where=str(path), fix="copy or save the model again")
+    return settings
+
+
+def _folder(place: str, where: str) -> Path:
     """Where the files of the model lie."""
     given = Path(place).expanduser()
     if not place or not given.is_dir():
-        fix = "name a run of novarl rm, or the folder of its model: reward=model:runs/rm"
-        raise NovaError("there is no such folder", where=f"reward=model:{place}", fix=fix)
+        fix = "name a run of novarl rm, or the folder of its model, such as runs/rm"
+        raise NovaError("there is no such folder", where=where, fix=fix)
     inside = (given, given / "model", given / "checkpoints" / "latest" / "model")
-    found = next((folder for folder in inside if (folder / VALUE_HEAD).is_file()), None)
+    found = next((one for one in inside if (one / VALUE_HEAD).is_file() or "beta" in _settings(one)), None)
     if found is None:
-        what = f"the folder holds no reward model: there is no {VALUE_HEAD}"
-        raise NovaError(what, where=f"reward=model:{place}", fix="give a run of novarl rm whose loss was bt or bce")
+        what = (
+            f"the folder holds no reward model: neither {VALUE_HEAD} nor the settings of an implicit one ({SETTINGS})"
+        )
+        raise NovaError(what, where=where, fix="give a run of novarl rm")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from novarl.data.pair_formats import PairColumns
 from novarl.data.pairs import Reading, load_pairs, pack_pairs
 from novarl.loops.evaluate_rewards import evaluate_rewards
 from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.forward import token_logprobs
+from novarl.models.load import load as load_policy
 from novarl.observe.reliability import draw_reliability
 from novarl.observe.summary import next_steps
 from novarl.rewards.model import ModelReward, load_model_reward
@@ -200,6 +203,38 @@ def test_a_trained_model_is_a_reward_that_says_what_training_measured(folder: Pa
     assert right >= 24, "it learnt something"
 
 
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss.startswith("implicit")])
+@pytest.mark.parametrize("lora", [(), ("lora.rank=2",)], ids=["full", "lora"])
+def test_an_implicit_model_is_a_reward_too(folder: Path, loss: str, lora: tuple[str, ...]) -> None:
+    """beta (log model - log reference) of the answer, the reference being the model that training started from."""
+    words = (f"data={LOSSES[loss]}", f"loss={loss}", "beta=0.2", "optim.lr=1e-2", "batch_size=16", "steps=4", *lora)
+    finished(*RM, *words, "run_dir=run")
+    asked = [rollout(row["prompt"], row[side]) for row in preferences()[:6] for side in ("chosen", "rejected")]
+    found = [
+        asyncio.run(find_reward(f"model:{place}")(asked))
+        for place in ("run", "run/checkpoints/latest", "run/checkpoints/latest/model")
+    ]
+    assert found[0] == found[1] == found[2] and len(set(found[0])) == 12
+    pairs, _ = load_pairs("pairs.jsonl", Reading(ByteTokenizer(), 4096))
+    batch = pack_pairs(pairs[:6])
+    trained = load_policy("run/checkpoints/latest/model").model
+    with torch.no_grad():
+        now, before = (token_logprobs(model, batch)[0] for model in (trained, load_policy("tiny").model))
+    ratio = torch.where(batch.mask, 0.2 * (now - before), 0.0)
+    bounds = zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
+    torch.testing.assert_close(
+        torch.tensor(found[0]), torch.stack([ratio[a:b].sum() for a, b in bounds]), atol=1e-4, rtol=0
+    )
+
+
+def test_reinforcement_learning_on_an_implicit_reward(folder: Path) -> None:
+    finished(*RM, "data=labelled.jsonl", "loss=implicit_ce", "optim.lr=1e-2", "run_dir=rm")
+    shutil.move("rm", "elsewhere")  # a run may be moved
+    data = write_rows(folder / "rows.jsonl", questions())
+    finished("rl", *RL, f"data={data}", "reward=model:elsewhere", "run_dir=run")
+    assert metrics(folder / "run")[0]["rewards/model_mean"] != 0.0
+
+
 def test_a_model_of_plain_texts_reads_the_answer_alone(folder: Path) -> None:
     finished(*RM, "data=texts.jsonl", "loss=bce", "steps=3", "run_dir=run")
     settings = json.loads((folder / "run/checkpoints/latest/model/reward_model.json").read_text())
@@ -267,11 +302,14 @@ def test_a_reward_model_is_no_policy(folder: Path) -> None:
     [
         ("model:nowhere", "there is no such folder"),
         ("model:", "there is no such folder"),
-        ("model:implicit", "the folder holds no reward model"),
+        ("model:policy", "the folder holds no reward model"),
+        ("model:lone", "the model that it is compared with is missing: "),
     ],
 )
 def test_what_is_no_reward_model_is_refused(source: str, words: str, folder: Path) -> None:
+    finished("sft", *SFT, "task=sort", "steps=1", "run_dir=policy")
     finished(*RM, "data=pairs.jsonl", "loss=implicit_dpo", "steps=1", "run_dir=implicit")
+    shutil.copytree("implicit/checkpoints/latest/model", "lone")
     ended = novarl("rl", *RL, "task=sort", f"reward={source}")
     assert ended.code == 2 and words in ended.err and ended.err.count("\n") == 1
 

@@ -15,7 +15,7 @@ from novarl.build.judge import Judge, write_samples
 from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base, model_source
 from novarl.build.machine import check_overlap, divided_threads, start
 from novarl.build.play import FarSampler, Play
-from novarl.build.references import named_reference
+from novarl.build.references import named_process_model, named_reference
 from novarl.build.resolve import RLPlan, other_algorithm, resolve_rl, usual_lr
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.rows import Rows, demonstrations, longest_sequence, raw, rl_rows
@@ -43,6 +43,7 @@ from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
 from novarl.loops.state import LoopState
 from novarl.models.forward import attention_of, modules_of
+from novarl.models.implicit import ImplicitModel
 from novarl.models.load import Policy, save
 from novarl.observe.diagnosis import findings
 from novarl.observe.sinks.jsonl import read_metrics
@@ -80,6 +81,7 @@ class Online:
     credit: CreditRule
     session: Session
     named_reference: nn.Module | None
+    process_model: ImplicitModel | None
     far: FarSampler | None
 
     @property
@@ -137,6 +139,7 @@ def compose(
     rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
     longest = longest_sequence(config, rows, policy, max_tokens=plan.max_tokens)
     reference = named_reference(config, policy, longest, device) if plan.needs_reference else None
+    process_model = named_process_model(config, policy, longest, device)
     if state is not None:
         rows.check_same(state["facts"], opened.rundir.path)
     rewards = build_rewards(config, plan.task, rows.train, rows.held_out, device=device)
@@ -183,6 +186,7 @@ def compose(
         credit=credit_rule(config, plan),
         session=session,
         named_reference=reference,
+        process_model=process_model,
         far=far,
     )
 

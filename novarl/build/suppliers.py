@@ -75,13 +75,16 @@ def _critic(run: Online, value: SharedValue | None) -> Supplier:
 
 
 def _process_rewards(run: Online) -> ProcessRewards:
-    section = run.config.prime
-    model = sibling(run.policy.model)
+    section, named = run.config.prime, run.process_model
     optim = optim_settings(run.config.optim, lr=run.plan.prime_lr, total=run.config.steps)
-    settings = PrimeSettings(beta=section.beta, threshold=section.threshold, optim=optim)
+    settings = PrimeSettings(beta=run.plan.prime_beta, threshold=section.threshold, optim=optim)
     # At the policy's temperature, as the reference is scored: phi = ref must give rewards of 0.
-    scorer = replace(run.scorer, model=model)
-    return ProcessRewards(scorer, settings, ranks=run.ranks, budget=run.config.micro.max_tokens)
+    if named is None:
+        scorer, reference = replace(run.scorer, model=sibling(run.policy.model)), None
+    else:
+        scorer, reference = replace(run.scorer, model=named.model), replace(run.scorer, model=named.reference)
+        named.model.requires_grad_(section.lr != 0.0)
+    return ProcessRewards(scorer, settings, reference=reference, ranks=run.ranks, budget=run.config.micro.max_tokens)
 
 
 class Continue:

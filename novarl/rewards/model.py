@@ -110,12 +110,12 @@ class ModelReward:
         return as_sequence((tokens[-self.policy.context :], mask[-self.policy.context :]))
 
 
-def load_model_reward(place: str, *, device: str = "cpu") -> ModelReward:
+def load_model_reward(place: str, *, device: str = "cpu", where: str | None = None) -> ModelReward:
     """The reward model in `place`: a run of novarl rm, one of its checkpoints, or the model folder itself.
 
-    NovaError: nothing is there, it is no reward model, or it cannot be read.
+    NovaError, at `where` (the key that named it): nothing is there, it is no reward model, or it cannot be read.
     """
-    folder = _folder(place, f"reward=model:{place}")
+    folder = _folder(place, where or f"reward=model:{place}")
     settings = _settings(folder)
     policy = load(str(folder), device=device)
     model: ValueModel | ImplicitModel
@@ -128,21 +128,27 @@ def load_model_reward(place: str, *, device: str = "cpu") -> ModelReward:
     return ModelReward(policy, model, apply_chat_template=chat, plain=plain)
 
 
-def implicit_folder(place: str, where: str) -> Path:
-    """The model's folder of an implicit reward model in `place`. NovaError, at `where`: there is none."""
+def implicit_beta(place: str, where: str) -> float:
+    """The beta of the implicit reward model in `place`. NovaError, at `where`: there is none."""
     folder = _folder(place, where)
     if (folder / VALUE_HEAD).is_file():
         what = "this reward model has a scalar head, and says nothing of single tokens"
         raise NovaError(what, where=where, fix="name a run of novarl rm loss=implicit_ce (or _dpo, _kto)")
-    return folder
+    return _comparison(folder, _settings(folder))[0]
 
 
-def _implicit(folder: Path, policy: Policy, settings: dict[str, Any], device: str) -> ImplicitModel:
-    """The model with its reference. NovaError: the reference is not where the settings say, or is of other tokens."""
+def _comparison(folder: Path, settings: dict[str, Any]) -> tuple[float, str]:
+    """(beta, the reference's folder) of an implicit model."""
     beta, reference = settings.get("beta"), settings.get("reference")
     if not isinstance(beta, float) or not isinstance(reference, str):
         what = "beta and reference must be a number and a folder"
         raise NovaError(what, where=str(folder / SETTINGS), fix="copy or save the model again")
+    return beta, reference
+
+
+def _implicit(folder: Path, policy: Policy, settings: dict[str, Any], device: str) -> ImplicitModel:
+    """The model with its reference. NovaError: the reference is not where the settings say."""
+    beta, reference = _comparison(folder, settings)
     there = folder.resolve() / reference
     if not (there / "config.json").is_file():
         what = f"the model that it is compared with is missing: {os.path.normpath(there)}"

@@ -385,3 +385,33 @@ def test_the_rows_are_named_where_they_have_prompts_of_their_own(form: str, fold
 
 
 SIDES = ("chosen", "rejected")
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_prime_starts_from_an_implicit_model(folder: Path, frozen: bool) -> None:
+    """From the first step on its tokens have rewards; frozen it learns nothing; resuming is exact."""
+    words = ("data=labelled.jsonl", "loss=implicit_ce", "optim.lr=1e-2", "beta=0.2", "steps=3")
+    finished(*RM, *words, "run_dir=rm")
+    data = write_rows(folder / "rows.jsonl", questions())
+    rl = ("rl", *RL, f"data={data}", "reward=length", "algo=prime", "prime.model=rm", *(("prime.lr=0",) * frozen))
+    finished(*rl, "steps=2", "run_dir=whole")
+    first = metrics(folder / "whole")[0]
+    assert first["process_reward_std"] > 0.0 and ("process_loss" in first) is not frozen
+    finished(*rl, "steps=1", "run_dir=parts")
+    finished(*rl, "steps=2", "run_dir=parts", "resume=auto")
+    whole, parts = weights(folder / "whole"), weights(folder / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("prime.model=nowhere",), "prime.model=nowhere: there is no such folder"),
+        (("prime.model=head",), "prime.model=head: this reward model has a scalar head"),
+        (("prime.lr=0",), "prime.lr: a model that starts as its reference and does not learn"),
+    ],
+)
+def test_what_prime_cannot_start_from_is_refused(folder: Path, words: tuple[str, ...], said: str) -> None:
+    finished(*RM, "data=pairs.jsonl", "steps=1", "run_dir=head")
+    ended = novarl("rl", *ON_TASK, "algo=prime", *words)
+    assert ended.code == 2 and said in ended.err and ended.err.count("\n") == 1

@@ -182,10 +182,13 @@ def usual_lr(model: str, task: Task | None) -> float:
 
 
 def is_small(model: str) -> bool:
-    """Whether a model is of the built-in ones' size: one of them, or a directory whose config.json says so."""
+    """Whether a model is of the built-in ones' size: one of them, or a directory whose config.json, or that of the
+    adapter's base in it, says so."""
     if model in BUILT_IN_MODELS:
         return True
     try:
+        if (adapter := Path(model) / "adapter_config.json").is_file():
+            model = str(json.loads(adapter.read_text()).get("base_model_name_or_path"))
         width = json.loads((Path(model) / "config.json").read_text()).get("hidden_size")
     except (OSError, ValueError):
         return False

@@ -232,6 +232,7 @@ def _drive(run: Online) -> dict[str, Any]:
         found = run.judge()
         if front is not None:
             front.add(found, state.step)
+            found = replace(found, hypervolume=front.hypervolume())
         return found
 
     status = "done"

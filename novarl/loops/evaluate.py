@@ -29,10 +29,12 @@ class Evaluation:
     rows: tuple[Scored, ...]
     pass_interval: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     """The 95 % interval of each `pass_at`, over rows."""
+    hypervolume: float | None = None
+    """Of a run with several objectives: what all its evaluations so far dominate."""
 
     def measures(self) -> dict[str, float]:
         """What a kind of evaluation measures besides, by the glossary's names without `eval/`."""
-        return {}
+        return {} if self.hypervolume is None else {"hypervolume": self.hypervolume}
 
     def summary(self) -> dict[str, object]:
         """What summary.json says of it."""
@@ -40,7 +42,8 @@ class Evaluation:
         if self.failed:
             found["failed"] = self.failed
         found |= {f"pass@{k}": value for k, value in self.pass_at.items()}
-        return found | {f"pass@{k}_interval": list(ends) for k, ends in self.pass_interval.items()}
+        found |= {f"pass@{k}_interval": list(ends) for k, ends in self.pass_interval.items()}
+        return found | self.measures()
 
 
 def wilson(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:

@@ -204,6 +204,8 @@ class KL(Node):
     """null: the algorithm's if its KL enters at the same place, otherwise k2 as a loss and k1 elsewhere."""
     coef: AtLeast0 | None = None
     """Its weight, 0 for none; null: the algorithm's."""
+    clamp: Above0 | None = None
+    """k3: the largest value that a token's estimate may have (verl: 10); null: no limit, and no bias."""
     corrected: bool = False
     """As a loss, multiply by pi / pi_old: the gradient of KL(pi || pi_ref) also where the samples are old."""
     unit: Literal["token", "sequence"] = "token"

@@ -168,7 +168,8 @@ def _kl(config: RLConfig) -> str:
     kl = config.kl
     if config.kl.coef and config.kl.type:
         corrected = ", times pi / pi_old" if kl.corrected else ""
-        what = f"{kl.coef:g} x KL ({kl.estimator}) as {kl.type}{corrected}"
+        at_most = f", at most {kl.clamp:g} a token" if kl.clamp else ""
+        what = f"{kl.coef:g} x KL ({kl.estimator}{at_most}) as {kl.type}{corrected}"
     elif config.kl.type:
         what = f"KL ({kl.estimator or 'as the algorithm says'}) as {kl.type}, at a price that begins at 0"
     elif kl.reference == "start":

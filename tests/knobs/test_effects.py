@@ -86,6 +86,8 @@ OVER_TIME = [
     (f"{STALE} correction.type=sequence_mask", "correction.geometric=true"),
     ("responses_per_prompt=2 prompts_per_rollout=6 reward=parity loss.surrogate=reinforce", "loss.surrogate=gpg"),
     ("steps=2 kl.type=reward kl.coef=1", "kl.estimator=k3"),
+    ("steps=2 kl.type=reward kl.coef=1 kl.estimator=k3", "kl.clamp=1e-9"),
+    (f"{MOVING} kl.type=loss kl.coef=1 kl.estimator=k3", "kl.clamp=1e-9"),
 ]
 """What shows only after the first update: what both runs have, and the key that one of them changes."""
 NEUTRAL = [

@@ -86,7 +86,8 @@ class Episode(Node):
     max_turns: Count = 1
     """The most turns of the policy in an episode."""
     env_path: Text | None = None
-    """A Python file with `interact(messages)`, and `reward_fn(messages, answer)` unless `reward` names another."""
+    """A Python file with `interact(messages)`, and `reward_fn(messages, answer)` unless `reward` names another; with
+    reward=environment the reward is what `interact` returns: {"messages": [...], "reward": 1.0, "done": true}."""
     max_batch: Count = 256
     """The most answers that are sampled at the same time; changes speed and memory, never a result."""
     reward_timeout: Above0 = 10.0

@@ -220,11 +220,26 @@ class EvalConfig(RunConfig):
     """A built-in reward, `file.py:name`, or several by name, each with `source`, `weight` and a built-in
     reward's options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
     `target_words`. null: the task's."""
+    best_of: Text | None = None
+    """Best-of-N: which reward, by name, picks one of a row's `eval.k` samples, whose mean reward is then reported; give
+    it weight 0 to judge its choice by the other rewards."""
     rollout: Episode = Episode()
     eval: Evaluation = Evaluation()
 
     @model_validator(mode="after")
     def _can_judge(self) -> EvalConfig:
+        refuse(
+            self.best_of is not None and self.eval.k < 2,
+            "best_of",
+            f"there is nothing to choose among with eval.k={self.eval.k}",
+            "set eval.k to the number of samples",
+        )
+        refuse(
+            self.best_of is not None and self.best_of not in (self.reward or {}),
+            "best_of",
+            f"no reward is called {self.best_of!r}",
+            "name one that `reward` lists, such as reward={rm: {source: 'model:runs/rm', weight: 0}, math: math}",
+        )
         refuse(
             self.data is not None and self.reward is None and self.rollout.env_path is None,
             "reward",

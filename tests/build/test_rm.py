@@ -17,9 +17,11 @@ from novarl.config.load import load
 from novarl.config.parts import rewards_by_name
 from novarl.config.preference import RMConfig
 from novarl.core.errors import NovaError
-from novarl.core.types import Prompt, Rollout
+from novarl.core.types import Prompt, Rollout, Scored
 from novarl.data.pair_formats import PairColumns
 from novarl.data.pairs import Reading, load_pairs, pack_pairs
+from novarl.distributed.ranks import Ranks
+from novarl.loops.evaluate import evaluate
 from novarl.loops.evaluate_rewards import evaluate_rewards
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import token_logprobs
@@ -415,3 +417,37 @@ def test_what_prime_cannot_start_from_is_refused(folder: Path, words: tuple[str,
     finished(*RM, "data=pairs.jsonl", "steps=1", "run_dir=head")
     ended = novarl("rl", *ON_TASK, "algo=prime", *words)
     assert ended.code == 2 and said in ended.err and ended.err.count("\n") == 1
+
+
+def test_best_of_n_by_an_implicit_model(folder: Path) -> None:
+    """Of a row's samples the one counts that the reward model likes most; its own reward has weight 0 here."""
+    finished(*RM, "data=labelled.jsonl", "loss=implicit_ce", "optim.lr=1e-2", "run_dir=rm")
+    data = write_rows(folder / "rows.jsonl", questions())
+    words = ("eval", "model=tiny", f"data={data}", "eval.n=3", "eval.k=4", "rollout.max_tokens=6")
+    both = "reward={rm: {source: 'model:rm', weight: 0}, lexical: lexical}"
+    finished(*words, both, "best_of=rm", "run_dir=best")
+    found = json.loads((folder / "best/summary.json").read_text())["after"]
+    low, high = found["best_of_interval"]
+    assert low <= found["best_of"] <= high
+    finished(*words, "reward=model:rm", "eval.temperature=1", "best_of=model", "run_dir=same")
+    finished(*words, "reward=model:rm", "run_dir=none")
+    same = json.loads((folder / "same/summary.json").read_text())["after"]
+    assert "best_of" not in json.loads((folder / "none/summary.json").read_text())["after"]
+    assert same["best_of"] != same["score"]
+    for wrong, said in (("best_of=other", "no reward is called 'other'"), ("eval.k=0", "nothing to choose among")):
+        ended = novarl(*words, both, "best_of=rm", wrong, "run_dir=no")
+        assert ended.code == 2 and said in ended.err
+
+
+def test_best_of_picks_what_the_named_reward_likes_most() -> None:
+    liked = iter([0.0, 1.0, 3.0, 2.0, 5.0, 4.0, 4.5, 0.0])  # greedy twice, then three samples of each of two rows
+    prompts = [Prompt("a", (1,), ()), Prompt("b", (1,), ())]
+
+    def sample(asked: Any, samples: int, temperature: float) -> list[Rollout]:
+        return [Rollout(prompt, group, i, (), (), "") for group, prompt in asked for i in range(samples)]
+
+    def score(rollouts: list[Rollout]) -> list[Scored]:
+        return [Scored(one, {"rm": (like := next(liked)), "x": -like}, 10 * like + one.index) for one in rollouts]
+
+    found = evaluate(prompts, sample, score, ranks=Ranks(), k=3, best_of="rm")
+    assert found.best is not None and found.best[0] == ((10 * 5.0 + 2) + (10 * 4.5 + 1)) / 2

@@ -14,7 +14,7 @@ from novarl.models.forward import head
 from novarl.models.implicit import ImplicitModel
 from novarl.models.load import Policy, load, save
 from novarl.models.reference import freeze, frozen_copy
-from novarl.rewards.model import implicit_beta, load_model_reward
+from novarl.rewards.model import load_implicit
 
 if TYPE_CHECKING:
     from novarl.build.rl import Online
@@ -70,8 +70,7 @@ def named_process_model(config: RLConfig, policy: Policy, longest: int, device: 
     if name is None:
         return None
     where = f"prime.model={name}"
-    implicit_beta(name, where)
-    found = load_model_reward(name, device=str(device), where=where)
+    found = load_implicit(name, where, device=str(device))
     _speaks_as(policy, found.policy, longest, where)
     assert isinstance(found.model, ImplicitModel)
     return found.model

@@ -25,6 +25,7 @@ SMALL_CRITIC_LR, LARGE_CRITIC_LR = 1e-3, 5e-6
 PRIME_SHARE = 0.1
 """The learning rate of process rewards over the policy's."""
 PRIME_BETA = 0.05
+"""Of process rewards that start as the reference; those of `prime.model` have the one they were trained with."""
 WEIGHT_MAX = 2.0
 """Where importance weights are cut unless `correction.tis_max` says otherwise."""
 COMPARED = ("grpo", "rloo", "ppo", "reinforce", "remax")
@@ -45,7 +46,7 @@ class RLPlan:
     lr: float
     critic_lr: float
     prime_lr: float
-    prime_beta: float
+    prime_beta: float | None
     max_tokens: int
     split: str
     correction: str | None
@@ -95,7 +96,7 @@ def resolve_rl(config: RLConfig) -> RLPlan:
         lr=lr,
         critic_lr=config.critic.lr or (SMALL_CRITIC_LR if is_small(config.model) else LARGE_CRITIC_LR),
         prime_lr=PRIME_SHARE * lr if config.prime.lr is None else config.prime.lr,
-        prime_beta=config.prime.beta or _trained_beta(config.prime.model) or PRIME_BETA,
+        prime_beta=config.prime.beta or (None if config.prime.model else PRIME_BETA),
         max_tokens=config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS),
         split=split,
         correction=correction,
@@ -108,15 +109,6 @@ def resolve_rl(config: RLConfig) -> RLPlan:
         or config.constraint_optimization.enabled
         or bool(objectives & {"kl", "entropy"}),
     )
-
-
-def _trained_beta(model: str | None) -> float | None:
-    """What the implicit reward model was trained with. NovaError: it is none."""
-    if model is None:
-        return None
-    from novarl.rewards.model import implicit_beta  # needs torch
-
-    return implicit_beta(model, f"prime.model={model}")
 
 
 def other_algorithm(config: RLConfig) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
+from novarl.build.resolve import PRIME_BETA
 from novarl.build.weights import optim_settings
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
@@ -77,7 +78,8 @@ def _critic(run: Online, value: SharedValue | None) -> Supplier:
 def _process_rewards(run: Online) -> ProcessRewards:
     section, named = run.config.prime, run.process_model
     optim = optim_settings(run.config.optim, lr=run.plan.prime_lr, total=run.config.steps)
-    settings = PrimeSettings(beta=run.plan.prime_beta, threshold=section.threshold, optim=optim)
+    beta = run.plan.prime_beta or (named.beta if named is not None else PRIME_BETA)
+    settings = PrimeSettings(beta=beta, threshold=section.threshold, optim=optim)
     # At the policy's temperature, as the reference is scored: phi = ref must give rewards of 0.
     if named is None:
         scorer, reference = replace(run.scorer, model=sibling(run.policy.model)), None

@@ -94,8 +94,8 @@ def evaluate(
     """Answer every prompt greedily, and k more times at `temperature` where `k > 0`.
 
     `sample(asked, samples, temperature)`; a sample counts as right when its reward reaches `right`. Rows whose reward
-    failed are counted apart and left out of the mean. `best_of`: the reward, by name, that picks one of a row's samples;
-    NovaError where it is none of the rewards, or one of several parts.
+    failed are counted apart and left out of the mean. `best_of`: the reward, by name, that picks one of a row's
+    samples; NovaError where it is none of the rewards, or one of several parts.
     """
     asked = ranks.share(list(enumerate(prompts)))
     greedy = _together(ranks, score(sample(asked, 1, 0.0)))

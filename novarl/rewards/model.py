@@ -128,13 +128,12 @@ def load_model_reward(place: str, *, device: str = "cpu", where: str | None = No
     return ModelReward(policy, model, apply_chat_template=chat, plain=plain)
 
 
-def implicit_beta(place: str, where: str) -> float:
-    """The beta of the implicit reward model in `place`. NovaError, at `where`: there is none."""
-    folder = _folder(place, where)
-    if (folder / VALUE_HEAD).is_file():
+def load_implicit(place: str, where: str, *, device: str) -> ModelReward:
+    """The implicit reward model in `place`. NovaError, at `where`: there is none."""
+    if (_folder(place, where) / VALUE_HEAD).is_file():
         what = "this reward model has a scalar head, and says nothing of single tokens"
         raise NovaError(what, where=where, fix="name a run of novarl rm loss=implicit_ce (or _dpo, _kto)")
-    return _comparison(folder, _settings(folder))[0]
+    return load_model_reward(place, device=device, where=where)
 
 
 def _comparison(folder: Path, settings: dict[str, Any]) -> tuple[float, str]:

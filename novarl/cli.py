@@ -191,7 +191,7 @@ def _ran(path: str | None) -> list[str]:
     """Of a run whose own config.yaml is explained: what it was computed by when it last began."""
     import json
 
-    folder, name = os.path.split(path or "")
+    folder, name = os.path.split(os.path.expanduser(path or ""))
     events = os.path.join(folder, "events.jsonl")
     if name != "config.yaml" or not os.path.isfile(events):
         return []

@@ -33,14 +33,23 @@ def k2(logp: Tensor, ref_logp: Tensor) -> Tensor:
     return 0.5 * (logp - ref_logp).square()
 
 
-def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
+_STEEPEST = 20.0
+"""Beyond this log-ratio a clamped k3 is constant anyway, and exp would overflow in its gradient."""
+
+
+def k3(logp: Tensor, ref_logp: Tensor, *, most: float | None = None) -> Tensor:
     """x + exp(-x) - 1: unbiased and never negative; as a loss its gradient is that of KL(pi_ref || pi), per token.
 
     Written with expm1, which keeps its digits where the policies nearly agree: there k3 is about x^2 / 2, and
-    `exp(-x) - 1` would round it away.
+    `exp(-x) - 1` would round it away. With `most`, values above it are cut to it and have no gradient: a token that the
+    reference finds likely and the policy all but impossible then pulls no more. (verl cuts at 10.) It is biased where
+    it cuts.
     """
     x = logp - ref_logp
-    return x + torch.expm1(-x)
+    if most is None:
+        return x + torch.expm1(-x)
+    x = x.clamp(min=-_STEEPEST)
+    return (x + torch.expm1(-x)).clamp(max=most)
 
 
 def corrected(kl: Tensor, logp: Tensor, old_logp: Tensor) -> Tensor:

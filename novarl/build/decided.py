@@ -55,7 +55,7 @@ def _credit(config: RLConfig, plan: RLPlan) -> dict[str, Any]:
     if row.values == "continuations" and plan.split:
         values["vine.split"] = plan.split
     if row.process:
-        values["prime.lr"] = plan.prime_lr
+        values |= {"prime.lr": plan.prime_lr} | ({"prime.beta": plan.prime_beta} if plan.prime_beta else {})
     return values
 
 

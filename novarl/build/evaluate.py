@@ -67,7 +67,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     )
     collector.started()
     try:
-        found = Judge(rows.held_out, sampler, rewards, ranks, sampling, config.eval.k)()
+        found = Judge(rows.held_out, sampler, rewards, ranks, sampling, config.eval.k, config.best_of)()
     finally:
         rewards.close()
         close_env(sampler.env)
@@ -91,6 +91,10 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     }
     if ranks.rank == 0:
         notes = [*_notes(config), *date_notes(policy, config)]
+        if found.best is not None:
+            mean, (low, high) = found.best
+            chosen = f"best of {config.eval.k} samples by reward {config.best_of}"
+            notes.append(f"{chosen}: mean reward {mean:.3f} [{low:.3f}, {high:.3f}]")
         _write(config, opened.rundir, rows, found, summary, notes)
         for note in notes:
             print(f"Note: {note}")

@@ -6,6 +6,9 @@ Every evaluation (before training, after every `eval_every` steps, after the las
 Only objectives that an evaluation measures can go in: rewards by name, `reward` (their weighted sum) and `length`. KL
 and entropy are measured on what the policy samples while it trains, never on the greedy answers of an evaluation; they
 are named in front.json under `not_measured`.
+
+Where two or more are measured, the hypervolume of all evaluations so far is the metric `eval/hypervolume`: what they
+dominate above a reference point, by default the first evaluation, so that it says how far the front has moved since.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from novarl.algos.pareto import Direction, Evaluated, ParetoArchive
+from novarl.algos.hypervolume import Vector, hypervolume
+from novarl.algos.pareto import Direction, Evaluated, ParetoArchive, maximised
 from novarl.core.types import Scored
 from novarl.observe.front import draw_front
 
@@ -40,11 +44,33 @@ class Front:
             name: spec.direction for name, spec in section.objectives.items() if name not in NOT_MEASURED
         }
         self.not_measured = [name for name in section.objectives if name in NOT_MEASURED]
-        self.archive = ParetoArchive(section.archive_size, directions=list(self.directions.values()))
+        specs = [section.objectives[name] for name in self.directions]
+        self.asked = [spec.reference for spec in specs]
+        self.archive = ParetoArchive(
+            section.archive_size,
+            [spec.epsilon for spec in specs],
+            section.prune,
+            reference=None if None in self.asked else [value for value in self.asked if value is not None],
+            directions=list(self.directions.values()),
+        )
         self.evaluated: dict[str, Evaluated] = {}
         if (saved := session.facts.get(FACT)) is not None:
             self.load_state_dict(saved)
             self._write()  # what lies there may be of a step after the checkpoint
+
+    @property
+    def reference(self) -> Vector:
+        """The reference point of the hypervolume, as measured: what was asked for, else the first evaluation."""
+        first = next(iter(self.evaluated.values())).vector
+        return tuple(value if asked is None else asked for asked, value in zip(self.asked, first, strict=True))
+
+    def hypervolume(self) -> float | None:
+        """What the evaluations so far dominate above the reference; None before the first, or of one objective."""
+        if len(self.directions) < 2 or not self.evaluated:
+            return None
+        ways = list(self.directions.values())
+        rows = [maximised(entry.vector, ways) for entry in self.evaluated.values()]
+        return hypervolume(rows, maximised(self.reference, ways))
 
     def add(self, found: Evaluation, step: int) -> None:
         """Offer what the policy of `step` scored; an evaluation whose reward failed throughout says nothing.
@@ -85,7 +111,8 @@ class Front:
         entries, names = list(self.evaluated.values()), list(self.directions)
         title = f"Held-out front of {self.session.rundir.path.resolve().name}"
         with self.session.drawing("the front"):
-            draw_front(entries, path, names, directions=list(self.directions.values()), title=title)
+            ways, reference = list(self.directions.values()), self.reference
+            draw_front(entries, path, names, directions=ways, reference=reference, title=title)
 
     def _write(self) -> None:
         """front.json, for people and tools; the run itself goes on from the checkpoint."""
@@ -94,6 +121,8 @@ class Front:
         document = {
             "objectives": [{"name": name, "direction": way} for name, way in self.directions.items()],
             "not_measured": self.not_measured,
+            "reference": dict(zip(self.directions, self.reference, strict=True)),
+            "hypervolume": self.hypervolume(),
             "front": [self._entry(entry) for entry in self.archive.front()],
             "evaluated": [self._entry(entry) for entry in self.evaluated.values()],
         }

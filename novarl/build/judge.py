@@ -28,7 +28,8 @@ ENDED = {
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Answers held-out rows greedily, and `k` more times by `sampling` for pass@k."""
+    """Answers held-out rows greedily, and `k` more times by `sampling` for pass@k, and best-of-k by the reward
+    `best_of`."""
 
     prompts: Sequence[Prompt]
     sampler: Sampler
@@ -36,10 +37,17 @@ class Judge:
     ranks: Ranks
     sampling: Sampling
     k: int
+    best_of: str | None = None
 
     def __call__(self) -> Evaluation:
         return evaluate(
-            self.prompts, self._sample, self.score, ranks=self.ranks, k=self.k, temperature=self.sampling.temperature
+            self.prompts,
+            self._sample,
+            self.score,
+            ranks=self.ranks,
+            k=self.k,
+            temperature=self.sampling.temperature,
+            best_of=self.best_of,
         )
 
     def score(self, rollouts: list[Rollout]) -> list[Scored]:

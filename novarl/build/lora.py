@@ -18,7 +18,8 @@ from novarl.models.load import Policy, save
 from novarl.models.lora import LoraSettings, adapter_weights, inject, put_adapter_weights, targets
 
 BASE = "base"
-"""The folder in the run directory with the weights below the adapters."""
+"""The folder in the run directory with the weights below the adapters, or those that an implicit reward model started
+from."""
 STATE = "adapter"
 """The adapters' place in a checkpoint's state."""
 
@@ -56,9 +57,10 @@ def adapt(config: TrainConfig, policy: Policy, state: Mapping[str, Any] | None) 
         put_adapter_weights(policy.model, state[STATE]["weights"])
 
 
-def keep_base(config: TrainConfig, policy: Policy, opened: Opened, ranks: Ranks) -> None:
-    """Write the base for whoever resumes: once, while the adapters still add nothing to it."""
-    if config.lora.rank == 0:
+def keep_base(config: TrainConfig, policy: Policy, opened: Opened, ranks: Ranks, *, is_reference: bool = False) -> None:
+    """Write the base once, while the adapters still add nothing to it: for whoever resumes, and where it `is_reference`
+    for whoever compares the trained model with it."""
+    if config.lora.rank == 0 and not is_reference:
         return
     if ranks.rank == 0:
         save(policy, opened.rundir.path / BASE)

@@ -221,6 +221,9 @@ def _check_kl(merged: Algorithm, config: RLConfig) -> None:
         raise NovaError(
             "k1 as a loss has zero gradient on average", where="kl.estimator", fix="use k2 or k3, or kl.type=reward"
         )
+    if config.kl.clamp is not None and (merged.kl_type is None or merged.kl_estimator != "k3"):
+        found = f"kl.estimator={merged.kl_estimator}" if merged.kl_type else f"no KL term in algo={merged.name}"
+        raise NovaError(f"only k3 is clamped, and there is {found}", where="kl.clamp", fix="use k3, or leave it out")
     if config.kl.corrected and merged.kl_type != "loss":
         raise NovaError(
             "only KL as a loss has a gradient to correct", where="kl.corrected", fix="use kl.type=loss, or leave it out"

@@ -162,7 +162,8 @@ def _begin(
     if state is None:
         rows.report(session.bus)
         session.facts |= {**rows.facts(), **date_facts(base.policy), "model": config.model, "loss": plan.loss}
-        keep_base(config, base.policy, base.opened, session.ranks)
+        implicit = config.kind == "rm" and plan.reference
+        keep_base(config, base.policy, base.opened, session.ranks, is_reference=implicit)
 
 
 def _drive(

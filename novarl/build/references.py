@@ -11,8 +11,10 @@ from torch import nn
 from novarl.core.errors import NovaError
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import head
+from novarl.models.implicit import ImplicitModel
 from novarl.models.load import Policy, load, save
 from novarl.models.reference import freeze, frozen_copy
+from novarl.rewards.model import load_implicit
 
 if TYPE_CHECKING:
     from novarl.build.rl import Online
@@ -57,6 +59,25 @@ def named_reference(config: RLConfig, policy: Policy, longest: int, device: torc
         theirs = load(name, dtype=config.dtype, device=device, attn=config.attn)
     except NovaError as error:
         raise NovaError(error.what, where=where, fix="name start, ema, tie, a model's directory or a hub id") from error
+    _speaks_as(policy, theirs, longest, where)
+    return freeze(theirs.model)
+
+
+def named_process_model(config: RLConfig, policy: Policy, longest: int, device: torch.device) -> ImplicitModel | None:
+    """The implicit reward model that `prime.model` names, with the model that it is compared with; None where it names
+    none. NovaError as for `named_reference`."""
+    name = config.prime.model
+    if name is None:
+        return None
+    where = f"prime.model={name}"
+    found = load_implicit(name, where, device=str(device))
+    _speaks_as(policy, found.policy, longest, where)
+    assert isinstance(found.model, ImplicitModel)
+    return found.model
+
+
+def _speaks_as(policy: Policy, theirs: Policy, longest: int, where: str) -> None:
+    """Refuse a model whose log-probabilities cannot be compared with the policy's."""
     same_size = head(policy.model)[0].size(0) == head(theirs.model)[0].size(0)
     probe = "Tokens, 1 2 3:\n¿así?"
     if not same_size or list(policy.tokenizer.encode(probe)) != list(theirs.tokenizer.encode(probe)):
@@ -71,4 +92,3 @@ def named_reference(config: RLConfig, policy: Policy, longest: int, device: torc
             where=where,
             fix="name a model of a longer context, or make rollout.max_tokens, or with it max_length, smaller",
         )
-    return freeze(theirs.model)

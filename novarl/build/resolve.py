@@ -24,6 +24,8 @@ SMALL_SFT_LR, LARGE_SFT_LR = 1e-3, 1e-5
 SMALL_CRITIC_LR, LARGE_CRITIC_LR = 1e-3, 5e-6
 PRIME_SHARE = 0.1
 """The learning rate of process rewards over the policy's."""
+PRIME_BETA = 0.05
+"""Of process rewards that start as the reference; those of `prime.model` have the one they were trained with."""
 WEIGHT_MAX = 2.0
 """Where importance weights are cut unless `correction.tis_max` says otherwise."""
 COMPARED = ("grpo", "rloo", "ppo", "reinforce", "remax")
@@ -44,6 +46,7 @@ class RLPlan:
     lr: float
     critic_lr: float
     prime_lr: float
+    prime_beta: float | None
     max_tokens: int
     split: str
     correction: str | None
@@ -92,7 +95,8 @@ def resolve_rl(config: RLConfig) -> RLPlan:
         warmup=warmup,
         lr=lr,
         critic_lr=config.critic.lr or (SMALL_CRITIC_LR if is_small(config.model) else LARGE_CRITIC_LR),
-        prime_lr=config.prime.lr or PRIME_SHARE * lr,
+        prime_lr=PRIME_SHARE * lr if config.prime.lr is None else config.prime.lr,
+        prime_beta=config.prime.beta or (None if config.prime.model else PRIME_BETA),
         max_tokens=config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS),
         split=split,
         correction=correction,
@@ -170,10 +174,13 @@ def usual_lr(model: str, task: Task | None) -> float:
 
 
 def is_small(model: str) -> bool:
-    """Whether a model is of the built-in ones' size: one of them, or a directory whose config.json says so."""
+    """Whether a model is of the built-in ones' size: one of them, or a directory whose config.json, or that of the
+    adapter's base in it, says so."""
     if model in BUILT_IN_MODELS:
         return True
     try:
+        if (adapter := Path(model) / "adapter_config.json").is_file():
+            model = str(json.loads(adapter.read_text()).get("base_model_name_or_path"))
         width = json.loads((Path(model) / "config.json").read_text()).get("hidden_size")
     except (OSError, ValueError):
         return False

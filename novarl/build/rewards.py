@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from novarl.config.tree import EvalConfig, RLConfig
+from novarl.core.errors import NovaError
 from novarl.core.types import Env, Prompt
 from novarl.envs.interact import load_interact
 from novarl.envs.single_turn import SingleTurn
@@ -28,14 +29,19 @@ def build_rewards(
         assert task is not None
         return RewardSet(task.rewards(), task.weights, time_limit=limit)
     if config.reward is not None:
-        sources = {name: spec.source for name, spec in config.reward.items()}
+        sources = {name: (spec.source, spec.options) for name, spec in config.reward.items()}
         weights = {name: spec.weight for name, spec in config.reward.items()}
+        if config.rollout.env_path is None and any(source == "environment" for source, _ in sources.values()):
+            what, fix = "no environment is configured that could give one", "name its file in rollout.env_path"
+            raise NovaError(what, where="reward=environment", fix=fix)
     else:
-        sources, weights = {"reward": f"{config.rollout.env_path}:reward_fn"}, {"reward": 1.0}
+        sources, weights = {"reward": (f"{config.rollout.env_path}:reward_fn", {})}, {"reward": 1.0}
     columns, workers = columns_of(*sets), config.rollout.reward_workers
     found = {
-        name: find_reward(source, time_limit=limit, workers=workers, columns=columns, device=str(device))
-        for name, source in sources.items()
+        name: find_reward(
+            source, time_limit=limit, workers=workers, columns=columns, device=str(device), options=options
+        )
+        for name, (source, options) in sources.items()
     }
     return RewardSet(found, weights, time_limit=limit)
 

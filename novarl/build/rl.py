@@ -16,7 +16,7 @@ from novarl.build.judge import Judge, write_samples
 from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base, model_source
 from novarl.build.machine import check_overlap, divided_threads, start
 from novarl.build.play import FarSampler, Play
-from novarl.build.references import named_reference
+from novarl.build.references import named_process_model, named_reference
 from novarl.build.resolve import RLPlan, other_algorithm, resolve_rl, usual_lr
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.rows import Rows, demonstrations, longest_sequence, raw, rl_rows
@@ -44,6 +44,7 @@ from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
 from novarl.loops.state import LoopState
 from novarl.models.forward import attention_of, modules_of
+from novarl.models.implicit import ImplicitModel
 from novarl.models.load import Policy, save
 from novarl.observe.diagnosis import findings
 from novarl.observe.sinks.jsonl import read_metrics
@@ -81,6 +82,7 @@ class Online:
     credit: CreditRule
     session: Session
     named_reference: nn.Module | None
+    process_model: ImplicitModel | None
     far: FarSampler | None
 
     @property
@@ -138,6 +140,7 @@ def compose(
     rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
     longest = longest_sequence(config, rows, policy, max_tokens=plan.max_tokens)
     reference = named_reference(config, policy, longest, device) if plan.needs_reference else None
+    process_model = named_process_model(config, policy, longest, device)
     if state is not None:
         rows.check_same(state["facts"], opened.rundir.path)
     rewards = build_rewards(config, plan.task, rows.train, rows.held_out, device=device)
@@ -184,6 +187,7 @@ def compose(
         credit=credit_rule(config, plan),
         session=session,
         named_reference=reference,
+        process_model=process_model,
         far=far,
     )
 
@@ -235,6 +239,7 @@ def _drive(run: Online) -> dict[str, Any]:
         found = run.judge()
         if front is not None:
             front.add(found, state.step)
+            found = replace(found, hypervolume=front.hypervolume())
         return found
 
     status = "done"

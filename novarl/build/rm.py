@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from novarl.build.judge import SHOWN
+from novarl.build.lora import BASE
 from novarl.build.pair_rows import Answers
 from novarl.build.preference import Base, Parts, RowLearner, run_preference
 from novarl.build.preference_plan import PreferencePlan, resolve_rm
@@ -38,14 +40,17 @@ def run_rm(config: RMConfig) -> dict[str, Any]:
             scored = RatioScorer(base.scorer, plan.beta)
 
         def write(folder: Path) -> None:
+            settings: dict[str, Any] = {"loss": plan.loss, "plain": base.plain}
+            settings["apply_chat_template"] = config.apply_chat_template
+            if base.policy.template_kwargs:
+                settings["template_kwargs"] = dict(base.policy.template_kwargs)
             if isinstance(scored, HeadScorer):
                 save_with_head(base.policy, scored.model.head, folder)
-                settings = {"loss": plan.loss, "apply_chat_template": config.apply_chat_template, "plain": base.plain}
-                if base.policy.template_kwargs:
-                    settings["template_kwargs"] = dict(base.policy.template_kwargs)
-                (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
             else:
                 save(base.policy, folder)
+                reference = base.opened.rundir.path / BASE
+                settings |= {"beta": plan.beta, "reference": os.path.relpath(reference, folder)}
+            (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
 
         return Parts(
             learner=lambda steps: _learner(config, plan, base, scored, steps),

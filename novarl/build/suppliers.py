@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
+from novarl.build.resolve import PRIME_BETA
 from novarl.build.weights import optim_settings
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
@@ -76,13 +77,17 @@ def _critic(run: Online, value: SharedValue | None) -> Supplier:
 
 
 def _process_rewards(run: Online) -> ProcessRewards:
-    section = run.config.prime
-    model = sibling(run.policy.model)
+    section, named = run.config.prime, run.process_model
     optim = optim_settings(run.config.optim, lr=run.plan.prime_lr, total=run.config.steps)
-    settings = PrimeSettings(beta=section.beta, threshold=section.threshold, optim=optim)
+    beta = run.plan.prime_beta or (named.beta if named is not None else PRIME_BETA)
+    settings = PrimeSettings(beta=beta, threshold=section.threshold, optim=optim)
     # At the policy's temperature, as the reference is scored: phi = ref must give rewards of 0.
-    scorer = replace(run.scorer, model=model)
-    return ProcessRewards(scorer, settings, ranks=run.ranks, budget=run.config.micro.max_tokens)
+    if named is None:
+        scorer, reference = replace(run.scorer, model=sibling(run.policy.model)), None
+    else:
+        scorer, reference = replace(run.scorer, model=named.model), replace(run.scorer, model=named.reference)
+        named.model.requires_grad_(section.lr != 0.0)
+    return ProcessRewards(scorer, settings, reference=reference, ranks=run.ranks, budget=run.config.micro.max_tokens)
 
 
 class Continue:

@@ -132,6 +132,10 @@ class ObjectiveSpec(Node):
     """How much it counts; 0: it is only observed."""
     ideal: float | None = None
     """The best value it can have; null: the best seen so far."""
+    reference: float | None = None
+    """Where its part of the hypervolume begins: a value worse than any of interest; null: the first evaluation's."""
+    epsilon: AtLeast0 = 0.0
+    """A policy is new to the front only where it is better than each one there by more than this in some objective."""
 
 
 def _directed(value: Any) -> Any:
@@ -163,6 +167,8 @@ class MultiObjective(Node):
     """The weight of the past in the estimate of each objective."""
     archive_size: Count = 100
     """Evaluated policies, none better than another in everything, to keep on the front."""
+    prune: Literal["crowding", "contribution"] = "crowding"
+    """Which of them goes where there are more: the most crowded, or the one that adds the least hypervolume."""
 
     @model_validator(mode="after")
     def _has_some(self) -> MultiObjective:

@@ -122,12 +122,25 @@ class Vine(Node):
 class Prime(Node):
     """The implicit reward model of algo=prime, learnt from outcomes."""
 
-    beta: Above0 = 0.05
-    """Reward of a token = beta * (log model - log reference)."""
-    lr: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Its learning rate; null: a tenth of the policy's."""
+    model: Text | None = None
+    """What it starts as: a run of novarl rm loss=implicit_*, compared with the model that run started from; null: the
+    reference, compared with itself."""
+    beta: Above0 | None = None
+    """Reward of a token = beta * (log model - log reference); null: what `prime.model` was trained with, else 0.05."""
+    lr: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Its learning rate; 0: `prime.model` stays as it is; null: a tenth of the policy's."""
     threshold: float = 0.5
     """A reward at least this high counts as a right outcome."""
+
+    @model_validator(mode="after")
+    def _has_something_to_say(self) -> Prime:
+        refuse(
+            self.lr == 0.0 and self.model is None,
+            "prime.lr",
+            "a model that starts as its reference and does not learn gives no token a reward",
+            "name a trained one in prime.model, or leave prime.lr out",
+        )
+        return self
 
 
 class Clip(Node):
@@ -191,6 +204,8 @@ class KL(Node):
     """null: the algorithm's if its KL enters at the same place, otherwise k2 as a loss and k1 elsewhere."""
     coef: AtLeast0 | None = None
     """Its weight, 0 for none; null: the algorithm's."""
+    clamp: Above0 | None = None
+    """k3: the largest value that a token's estimate may have (verl: 10); null: no limit, and no bias."""
     corrected: bool = False
     """As a loss, multiply by pi / pi_old: the gradient of KL(pi || pi_ref) also where the samples are old."""
     unit: Literal["token", "sequence"] = "token"

@@ -130,10 +130,15 @@ def _values(config: RLConfig) -> str | None:
 def _process(config: RLConfig) -> str | None:
     if config.adv.estimator != "prime":
         return None
-    rate = f", at learning rate {config.prime.lr:g}" if config.prime.lr else ""
+    prime = config.prime
+    scale = "beta" if prime.beta is None else f"{prime.beta:g}"
+    start = f" starts as {prime.model} and is" if prime.model else ""
+    if prime.lr == 0.0:
+        return f"Rewards of tokens: {scale} x (log model - log reference), the model {prime.model} as it is."
+    rate = f", at learning rate {prime.lr:g}" if prime.lr else ""
     return (
-        f"Rewards of tokens: {config.prime.beta:g} x (log model - log reference), the model learnt from outcomes "
-        f"(right from {config.prime.threshold:g} up){rate}."
+        f"Rewards of tokens: {scale} x (log model - log reference), the model{start} learnt from outcomes "
+        f"(right from {prime.threshold:g} up){rate}."
     )
 
 
@@ -163,7 +168,8 @@ def _kl(config: RLConfig) -> str:
     kl = config.kl
     if config.kl.coef and config.kl.type:
         corrected = ", times pi / pi_old" if kl.corrected else ""
-        what = f"{kl.coef:g} x KL ({kl.estimator}) as {kl.type}{corrected}"
+        at_most = f", at most {kl.clamp:g} a token" if kl.clamp else ""
+        what = f"{kl.coef:g} x KL ({kl.estimator}{at_most}) as {kl.type}{corrected}"
     elif config.kl.type:
         what = f"KL ({kl.estimator or 'as the algorithm says'}) as {kl.type}, at a price that begins at 0"
     elif kl.reference == "start":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,9 @@ from novarl.core.errors import NovaError
 Tree = TypeVar("Tree", bound=Config)
 
 COMMAND_LINE = "command line"
+SPOKEN = frozenset({"prompt", "system", "stop"})
+"""Keys whose text is no path."""
+HOME = re.compile(r"(model:|)~[\w.-]*(?:/|$)")
 OVERRIDE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 
@@ -39,7 +43,7 @@ def load(
     """
     entries = list(_flatten(preset or {}, "preset", tree))
     if path is not None:
-        mapping, lines = read(Path(path))
+        mapping, lines = read(Path(path).expanduser())
         entries += _flatten(mapping, str(path), tree, lines=lines)
     for text in overrides:
         entries += _override(text, tree)
@@ -53,6 +57,7 @@ def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
             fix = f"run novarl {entry.value}" if str(entry.value) in TREES else f"write kind: {tree.kind}"
             raise NovaError(f"kind is {entry.value!r:.60}, and this is novarl {tree.kind}", where=entry.place, fix=fix)
     found = canonical([entry for entry in entries if entry.path != "kind"], tree)
+    found = {path: replace(entry, value=_at_home(path, entry.value)) for path, entry in found.items()}
     try:
         return tree.model_validate(_nest(found))
     except ValidationError as error:
@@ -64,7 +69,7 @@ def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
 
 def peek_kind(path: str | Path) -> str | None:
     """The `kind` that a file says it is, if it says."""
-    kind = read(Path(path))[0].get("kind")
+    kind = read(Path(path).expanduser())[0].get("kind")
     return kind if isinstance(kind, str) else None
 
 
@@ -133,6 +138,17 @@ def _nest(found: Mapping[str, Entry]) -> dict[str, Any]:
             inner = inner.setdefault(part, {})
         inner[name] = entry.value
     return nested
+
+
+def _at_home(path: str, value: Any) -> Any:
+    """A value with `~` or `~user` at the beginning of a path in it written out, also in `model:~/runs/rm`; what is said
+    to a model is left as it is."""
+    if path.rpartition(".")[2] in SPOKEN:
+        return value
+    if isinstance(value, list | tuple):
+        return [_at_home(path, part) for part in value]
+    found = HOME.match(value) if isinstance(value, str) else None
+    return found[1] + os.path.expanduser(value[found.end(1) :]) if found else value
 
 
 def _place(key: str | None, found: Mapping[str, Entry]) -> str | None:

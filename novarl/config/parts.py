@@ -86,7 +86,8 @@ class Episode(Node):
     max_turns: Count = 1
     """The most turns of the policy in an episode."""
     env_path: Text | None = None
-    """A Python file with `interact(messages)`, and `reward_fn(messages, answer)` unless `reward` names another."""
+    """A Python file with `interact(messages)`, and `reward_fn(messages, answer)` unless `reward` names another; with
+    reward=environment the reward is what `interact` returns: {"messages": [...], "reward": 1.0, "done": true}."""
     max_batch: Count = 256
     """The most answers that are sampled at the same time; changes speed and memory, never a result."""
     reward_timeout: Above0 = 10.0
@@ -250,21 +251,71 @@ class RolloutLog(Log):
     """Print one answer each so many steps; null: never."""
 
 
+BUILT_IN_REWARDS: dict[str, tuple[str, ...]] = {
+    "lexical": ("brevity_penalty_scale", "target_words"),
+    "sentiment": (),
+    "preference": (),
+    "length": ("shortest", "longest"),
+    "math": ("tolerance",),
+    "environment": (),
+}
+"""The rewards that need no file, and the options of each: fields of `RewardSpec`."""
+
+
 class RewardSpec(Node):
     """One of several rewards."""
 
     source: Text
-    """A built-in reward, or `file.py:name`."""
+    """A built-in reward, or `file.py:name`; for a built-in reward under its own name it may be left out."""
     weight: float = 1.0
     """Its weight in the sum that is trained on."""
+    shortest: Whole | None = None
+    """length: fewer words are worth -2; null: 5."""
+    longest: Whole | None = None
+    """length: more words are worth -1; null: 20."""
+    tolerance: AtLeast0 | None = None
+    """math: numbers that are not both whole agree when |a - b| <= tolerance * max(1, |b|); null: to six decimals."""
+
+    brevity_penalty_scale: AtLeast0 | None = None
+    """lexical: what a text without words loses; shorter texts lose in proportion. null: 0."""
+    target_words: Count | None = None
+    """lexical: from so many words on nothing is lost; null: 80."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that are set, by name."""
+        names = {name for options in BUILT_IN_REWARDS.values() for name in options}
+        return {name: value for name in sorted(names) if (value := getattr(self, name)) is not None}
 
 
 def rewards_by_name(value: Any) -> Any:
     """`reward=length`, `reward=file.py:name`, `reward=file.py` and `reward=model:FOLDER` as a mapping of one; in a
-    mapping, text stands for `{source: text}`."""
+    mapping, text stands for `{source: text}`, and a built-in reward's name for its source."""
     if isinstance(value, str):
         function = "reward_fn" if value.endswith(".py") else value.rpartition(":")[2]
         value = {"model" if value.startswith("model:") else function: value}
     if not isinstance(value, dict):
         return value
-    return {name: {"source": spec} if isinstance(spec, str) else spec for name, spec in value.items()}
+    return {
+        name: {"source": spec}
+        if isinstance(spec, str)
+        else {"source": name, **spec}
+        if isinstance(spec, dict) and name in BUILT_IN_REWARDS
+        else spec
+        for name, spec in value.items()
+    }
+
+
+def check_rewards(rewards: dict[str, RewardSpec]) -> dict[str, RewardSpec]:
+    """Refuse an option of another reward."""
+    for name, spec in rewards.items():
+        known = BUILT_IN_REWARDS.get(spec.source, ())
+        for option in spec.options:
+            owners = [reward for reward, options in BUILT_IN_REWARDS.items() if option in options]
+            refuse(
+                option not in known,
+                f"reward.{name}.{option}",
+                f"{option} is an option of reward {' and '.join(owners)}, and reward.{name}.source is {spec.source}",
+                "leave it out",
+            )
+    return rewards

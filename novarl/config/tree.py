@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from novarl.config.adapting import AdaptiveKL, ConstraintOptimization, MultiObjective
 from novarl.config.algorithm import (
@@ -43,6 +43,7 @@ from novarl.config.parts import (
     Talk,
     Text,
     Whole,
+    check_rewards,
     refuse,
     rewards_by_name,
 )
@@ -50,7 +51,12 @@ from novarl.config.preference import DPOConfig, RMConfig
 
 BUILT_IN_MODELS = ("tiny", "small")
 
-Rewards = Annotated[dict[Text, RewardSpec], Field(min_length=1), BeforeValidator(rewards_by_name)]
+Rewards = Annotated[
+    dict[Text, RewardSpec],
+    Field(min_length=1),
+    BeforeValidator(rewards_by_name),
+    AfterValidator(check_rewards),
+]
 
 MOST_ANSWERS = 1 << 20
 """Answers to one step's prompts: far more than runs take, far fewer than fill a machine."""
@@ -68,7 +74,9 @@ class RLConfig(TrainConfig):
     algo: Text = "dr_grpo"
     """A row of the table of algorithms; `adv`, `clip`, `correction`, `kl`, `entropy` and `loss` change its parts."""
     reward: Rewards | None = None
-    """A built-in reward, `file.py:name`, or several by name, each with `source` and `weight`; null: the task's."""
+    """A built-in reward, `file.py:name`, or several by name, each with `source`, `weight` and a built-in
+    reward's options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
+    `target_words`. null: the task's."""
     steps: Count = 100
     """Rollouts to learn from; each has `updates_per_rollout` optimiser updates."""
     warmup: Whole | None = None
@@ -209,12 +217,29 @@ class EvalConfig(RunConfig):
     on_long: Literal["refuse", "truncate"] = "refuse"
     """A prompt longer than `max_length` is counted and left out, or cut at its beginning."""
     reward: Rewards | None = None
-    """A built-in reward, `file.py:name`, or several by name, each with `source` and `weight`; null: the task's."""
+    """A built-in reward, `file.py:name`, or several by name, each with `source`, `weight` and a built-in
+    reward's options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
+    `target_words`. null: the task's."""
+    best_of: Text | None = None
+    """Best-of-N: which reward, by name, picks one of a row's `eval.k` samples, whose mean reward is then reported; give
+    it weight 0 to judge its choice by the other rewards."""
     rollout: Episode = Episode()
     eval: Evaluation = Evaluation()
 
     @model_validator(mode="after")
     def _can_judge(self) -> EvalConfig:
+        refuse(
+            self.best_of is not None and self.eval.k < 2,
+            "best_of",
+            f"there is nothing to choose among with eval.k={self.eval.k}",
+            "set eval.k to the number of samples",
+        )
+        refuse(
+            self.best_of is not None and self.best_of not in (self.reward or {}),
+            "best_of",
+            f"no reward is called {self.best_of!r}",
+            "name one that `reward` lists, such as reward={rm: {source: 'model:runs/rm', weight: 0}, math: math}",
+        )
         refuse(
             self.data is not None and self.reward is None and self.rollout.env_path is None,
             "reward",

@@ -4,6 +4,13 @@
         queries = parse(messages[-1]["content"])
         return [{"role": "tool", "content": search(query)} for query in queries]      # []: no tool is called
 
+An environment that scores returns a mapping instead, of which every part may be left out; `reward=environment` is the
+sum over the turns. With a second parameter, `answer`, it is given the row's reference answer.
+
+    def interact(messages, answer):
+        right = messages[-1]["content"].strip() == answer
+        return {"reward": float(right), "done": right, "messages": [{"role": "user", "content": "Try again."}]}
+
 The function runs in a process of its own with a time limit per call, like a reward (`rewards.process`); it may be
 async. One that raises, hangs or returns anything but messages fails its own episode.
 
@@ -20,10 +27,10 @@ from typing import Any
 
 from novarl.core.errors import NovaError
 from novarl.core.types import EnvStep, Message, Prompt
-from novarl.rewards.lane import Function
+from novarl.rewards.lane import Call, Function
 from novarl.rewards.process import UserProcess
 from novarl.rewards.user_file import TIME_LIMIT
-from novarl.rewards.verdict import Failure
+from novarl.rewards.verdict import Failure, check
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -37,16 +44,23 @@ class Interact:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
+        self._answer: Any = None
 
     async def reset(self, prompt: Prompt) -> tuple[Message, ...]:
+        self._answer = prompt.answer
         return prompt.messages
 
     async def step(self, messages: Sequence[Message]) -> EnvStep:
-        answer = await self._tools.ask(messages)
-        if isinstance(answer, Failure):
-            raise ToolFailed(f"interact {answer}")
-        new = _messages(answer)
-        return EnvStep(messages=new, done=not new)
+        said = await self._tools.ask(messages, self._answer)
+        if isinstance(said, Failure):
+            raise ToolFailed(f"interact {said}")
+        if not isinstance(said, Mapping):
+            new = _messages(said)
+            return EnvStep(messages=new, done=not new)
+        if unknown := set(said) - {"messages", "reward", "done"}:
+            raise ToolFailed(f"interact returned {min(unknown)!r}; it may return messages, reward and done")
+        new = _messages(said.get("messages", []))
+        return EnvStep(messages=new, reward=_reward(said.get("reward")), done=bool(said.get("done", not new)))
 
 
 class Tools:
@@ -54,19 +68,20 @@ class Tools:
 
     def __init__(self, process: UserProcess, function: Function) -> None:
         self._process, self._function = process, function
-        self._waiting: list[tuple[Sequence[Message], asyncio.Future[Any]]] = []
+        self._takes_answer = any(name == "answer" for name, _, _ in function.parameters[1:])
+        self._waiting: list[tuple[Call, asyncio.Future[Any]]] = []
         self._serving: asyncio.Task[None] | None = None
 
     def __call__(self) -> Interact:
         return Interact(self)
 
-    async def ask(self, messages: Sequence[Message]) -> Any:
+    async def ask(self, messages: Sequence[Message], answer: Any = None) -> Any:
         """What `interact` returns, or a `Failure`."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((messages, answer))
+        said: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((((list(messages),), {"answer": answer} if self._takes_answer else {}), said))
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
-        return await answer
+        return await said
 
     def close(self) -> None:
         """End the process."""
@@ -77,7 +92,7 @@ class Tools:
             batch, self._waiting = self._waiting, []
             asked = [future for _, future in batch]
             try:
-                answers = await self._process.call(self._function, [((list(messages),), {}) for messages, _ in batch])
+                answers = await self._process.call(self._function, [call for call, _ in batch])
             except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
                 answers = [error] * len(asked)
             for future, answer in zip(asked, answers, strict=True):
@@ -98,9 +113,11 @@ def load_interact(path: str, *, time_limit: float = TIME_LIMIT) -> Tools:
     try:
         function = process.function("interact")
         needed = [name for name, kind, default in function.parameters if not default and not kind.startswith("VAR_")]
-        if len(needed) > 1 or not function.parameters:
+        if not function.parameters or needed[1:] not in ([], ["answer"]):
             raise NovaError(
-                "interact takes one argument, the messages", where=function.where, fix="write interact(messages)"
+                "interact takes the messages, and the row's answer if it asks for it",
+                where=function.where,
+                fix="write interact(messages), or interact(messages, answer)",
             )
     except NovaError:
         process.close()
@@ -108,9 +125,18 @@ def load_interact(path: str, *, time_limit: float = TIME_LIMIT) -> Tools:
     return Tools(process, function)
 
 
+def _reward(value: Any) -> float | None:
+    found = None if value is None else check(value)
+    if found is None or isinstance(found, float):
+        return found
+    raise ToolFailed(f"interact returned the reward {value!r:.80}, not a finite number")
+
+
 def _messages(answer: Any) -> tuple[Message, ...]:
     if not isinstance(answer, list):
-        raise ToolFailed(f"interact returned {answer!r:.80}, not a list of messages ([] where it calls nothing)")
+        raise ToolFailed(
+            f"interact returned {answer!r:.80}, not a list of messages ([] where it calls nothing) or a mapping"
+        )
     for message in answer:
         right = (
             isinstance(message, Mapping) and message.get("role") in ROLES and isinstance(message.get("content"), str)

@@ -14,7 +14,7 @@ from novarl.algos.named import COMPARING, OFF_POLICY, TEMPORAL
 from novarl.algos.surrogates import gpg_alpha
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Credit, Record, Scores
-from novarl.learn.objective import KL_ESTIMATORS
+from novarl.learn.objective import kl_per_token
 from novarl.learn.plan import per_trajectory, trajectory_of_tokens
 
 
@@ -27,8 +27,9 @@ class CreditRule:
     greedy answer ("scst") or nothing ("none"); the TEMPORAL ones use the values in the Scores, "prime" their token
     rewards. `own` (rewards [S], group [S] -> advantage [S]) is one of the user's, and stands in for them. `options` are
     the estimator's keywords. `kl_type` "reward" subtracts beta * KL_t from the reward of each token, "advantage" from
-    its advantage. `gpg` multiplies the advantages of a rollout by `surrogates.gpg_alpha`, which makes up for its groups
-    of equal rewards; for estimators that give such a group a gradient all the same there is nothing to make up for.
+    its advantage; `kl_clamp` is the largest k3 of a token. `gpg` multiplies the advantages of a rollout by
+    `surrogates.gpg_alpha`, which makes up for its groups of equal rewards; for estimators that give such a group a
+    gradient all the same there is nothing to make up for.
     """
 
     estimator: str
@@ -38,6 +39,7 @@ class CreditRule:
     whiten: bool = False
     kl_type: str | None = None
     kl_estimator: str = "k1"
+    kl_clamp: float | None = None
     kl_coef: float = 0.0
     gpg: bool = False
     options: tuple[tuple[str, Any], ...] = ()
@@ -91,7 +93,7 @@ class CreditRule:
             raise NovaError(
                 "a KL penalty needs a reference", where="kl", fix="set kl.type=null or kl.coef > 0 with a reference"
             )
-        return KL_ESTIMATORS[self.kl_estimator](scores.old_logp, scores.ref_logp)
+        return kl_per_token(self.kl_estimator, scores.old_logp, scores.ref_logp, self.kl_clamp)
 
     def _baseline(self, batch: Batch, reward: Tensor, ema: float | None) -> tuple[Tensor, float | None]:
         """One advantage for each trajectory [R], 0 for those that only serve as a baseline."""

@@ -15,6 +15,12 @@ from novarl.learn.plan import trajectory_of_tokens
 
 KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 
+
+def kl_per_token(name: str, logp: Tensor, ref_logp: Tensor, most: float | None) -> Tensor:
+    """The estimate of each token [N]; `most` is the largest that k3 may be, None for no limit."""
+    return KL_ESTIMATORS[name](logp, ref_logp) if most is None else kl.k3(logp, ref_logp, most=most)
+
+
 Surrogate = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 """(logp, old_logp, advantage, mask), each [N] -> (per-token loss to be minimised [N], per-token statistics)."""
 
@@ -27,8 +33,8 @@ class Objective:
     """loss = sum_t w_t * (c_t * surrogate_t + kl_loss_coef * KL_t - entropy_coef * H_t)
 
     with w from the aggregation and c the off-policy correction, 1 where there is none. What is named in `by_sequence`
-    ("surrogate", "correction") takes the keyword `sequence`, the trajectory of each token, too. `proportional`: where
-    an advantage is 0, so is the surrogate's gradient.
+    ("surrogate", "correction") takes the keyword `sequence`, the trajectory of each token, too. `kl_clamp`: the largest
+    k3 of a token. `proportional`: where an advantage is 0, so is the surrogate's gradient.
     """
 
     surrogate: Surrogate
@@ -36,6 +42,7 @@ class Objective:
     constant: float
     kl_loss_coef: float = 0.0
     kl_estimator: str = "k3"
+    kl_clamp: float | None = None
     kl_corrected: bool = False
     entropy_coef: float = 0.0
     correction: Correction | None = None
@@ -63,7 +70,7 @@ class Objective:
             stats = {**stats, "correction": weight}
         losses = {"policy": surrogate}
         if self.kl_loss_coef and scores.ref_logp is not None:
-            losses["kl"] = KL_ESTIMATORS[self.kl_estimator](logp, scores.ref_logp)
+            losses["kl"] = kl_per_token(self.kl_estimator, logp, scores.ref_logp, self.kl_clamp)
             if self.kl_corrected:
                 losses["kl"] = kl.corrected(losses["kl"], logp, old)
         if self.entropy_coef:

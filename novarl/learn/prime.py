@@ -2,7 +2,8 @@
 
 The reward model is itself a language model phi, read as r_t = beta (log phi - log ref) of each token; the sum over an
 answer is trained, by cross-entropy, to say whether the answer was right. It starts as the reference, so its rewards are
-exactly 0 until it has learnt something.
+exactly 0 until it has learnt something. Or it is a reward model trained before, compared with a reference of its own;
+where all its weights are frozen, it only gives rewards.
 """
 
 from __future__ import annotations
@@ -38,23 +39,37 @@ class PrimeSettings:
 class ProcessRewards:
     """A supplier of token rewards: one update on a rollout's outcomes, then its rewards by the model just updated."""
 
-    def __init__(self, scorer: Scorer, settings: PrimeSettings, *, ranks: Ranks, budget: int) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        settings: PrimeSettings,
+        *,
+        ranks: Ranks,
+        budget: int,
+        reference: Scorer | None = None,
+    ) -> None:
+        """`reference`: what phi is compared with, where it is not the policy's reference."""
         self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
-        self.optimizer = Optimizer(scorer.model, settings.optim)
+        self.reference = reference
+        learns = any(parameter.requires_grad for parameter in scorer.model.parameters())
+        self.optimizer = Optimizer(scorer.model, settings.optim) if learns else None
         self._split: Record = {}
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
         """The scores with a reward for each trained token."""
         assert scores.ref_logp is not None
-        record = self._update(batch, scores.ref_logp)
+        ref_logp = scores.ref_logp
+        if self.reference is not None:
+            ref_logp = self.reference.logprobs(batch, self.ranks, self.budget).to(ref_logp)
+        record = {} if self.optimizer is None else self._update(batch, ref_logp, self.optimizer)
         self._split = {SPLIT: record.pop(SPLIT)} if SPLIT in record else {}
-        logp = self.scorer.logprobs(batch, self.ranks, self.budget).to(scores.ref_logp)
-        rewards = token_rewards(logp, scores.ref_logp, batch.mask, beta=self.settings.beta)
+        logp = self.scorer.logprobs(batch, self.ranks, self.budget).to(ref_logp)
+        rewards = token_rewards(logp, ref_logp, batch.mask, beta=self.settings.beta)
         record["process_reward_mean"] = rewards[batch.mask].double().mean().item()
         record["process_reward_std"] = rewards[batch.mask].double().std(unbiased=False).item()
         return replace(scores, token_reward=rewards.to(batch.behavior_logp)), record
 
-    def _update(self, batch: Batch, ref_logp: Tensor) -> Record:
+    def _update(self, batch: Batch, ref_logp: Tensor, optimizer: Optimizer) -> Record:
         """One update of cross-entropy on the outcomes, the mean over all trained trajectories."""
         ledger, count = Ledger(), max(1, int((~batch.baseline).sum()))
 
@@ -65,14 +80,14 @@ class ProcessRewards:
             batch,
             backward,
             ledger,
-            optimizer=self.optimizer,
+            optimizer=optimizer,
             ranks=self.ranks,
             budget=self.budget,
             device=self.scorer.device,
             splits=self.scorer.splits,
             shares=self.scorer.shares,
         )
-        norm, _ = self.optimizer.step()
+        norm, _ = optimizer.step()
         return ledger.reduce(self.ranks) | {"process_grad_norm": norm}
 
     def _backward(self, part: Batch, reference: Tensor, count: int, ledger: Ledger) -> None:
@@ -94,8 +109,12 @@ class ProcessRewards:
         return split
 
     def state_dict(self) -> dict[str, Any]:
+        if self.optimizer is None:
+            return {}
         return {"model": weights_of(self.scorer.model), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.optimizer is None:
+            return
         put_weights(self.scorer.model, state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

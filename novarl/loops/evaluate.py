@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 
 from torch import Tensor
 
+from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Prompt, Rollout, Scored, Sequence as TokenSequence
 from novarl.data.pack import pack_sequences
 from novarl.distributed.ranks import Ranks
@@ -29,10 +30,14 @@ class Evaluation:
     rows: tuple[Scored, ...]
     pass_interval: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     """The 95 % interval of each `pass_at`, over rows."""
+    best: tuple[float, tuple[float, float]] | None = None
+    """Best-of-k: the mean reward of the sample that one of the rewards liked most, and its 95 % interval."""
+    hypervolume: float | None = None
+    """Of a run with several objectives: what all its evaluations so far dominate."""
 
     def measures(self) -> dict[str, float]:
         """What a kind of evaluation measures besides, by the glossary's names without `eval/`."""
-        return {}
+        return {} if self.hypervolume is None else {"hypervolume": self.hypervolume}
 
     def summary(self) -> dict[str, object]:
         """What summary.json says of it."""
@@ -40,7 +45,10 @@ class Evaluation:
         if self.failed:
             found["failed"] = self.failed
         found |= {f"pass@{k}": value for k, value in self.pass_at.items()}
-        return found | {f"pass@{k}_interval": list(ends) for k, ends in self.pass_interval.items()}
+        found |= {f"pass@{k}_interval": list(ends) for k, ends in self.pass_interval.items()}
+        if self.best is not None:
+            found |= {"best_of": self.best[0], "best_of_interval": list(self.best[1])}
+        return found | self.measures()
 
 
 def wilson(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
@@ -81,25 +89,37 @@ def evaluate(
     k: int = 0,
     temperature: float = 1.0,
     right: float = 1.0,
+    best_of: str | None = None,
 ) -> Evaluation:
     """Answer every prompt greedily, and k more times at `temperature` where `k > 0`.
 
     `sample(asked, samples, temperature)`; a sample counts as right when its reward reaches `right`. Rows whose reward
-    failed are counted apart and left out of the mean.
+    failed are counted apart and left out of the mean. `best_of`: the reward, by name, that picks one of a row's
+    samples; NovaError where it is none of the rewards, or one of several parts.
     """
     asked = ranks.share(list(enumerate(prompts)))
     greedy = _together(ranks, score(sample(asked, 1, 0.0)))
     rewards = [item.reward for item in greedy if item.reward is not None]
     passed: dict[int, list[float]] = {}
+    picked: dict[int, Scored] = {}
     if k > 0:
         by_prompt: dict[int, list[float]] = defaultdict(list)
         for item in _together(ranks, score(sample(asked, k, temperature))):
             if item.reward is not None:
                 by_prompt[item.rollout.group].append(item.reward)
+                if best_of is not None:
+                    if best_of not in item.rewards:
+                        known = ", ".join(item.rewards)
+                        raise NovaError(
+                            f"no reward gives one number {best_of!r}", where="best_of", fix=f"one of {known}"
+                        )
+                    group = item.rollout.group
+                    picked[group] = max(picked.get(group, item), item, key=lambda one: one.rewards[best_of])
         for size in [size for size in (1, 2, 4, 8, 16, 32, 64) if size < k] + [k]:
             full = [values for values in by_prompt.values() if len(values) >= size]
             if full:
                 passed[size] = [pass_at_k(len(v), sum(reward >= right for reward in v), size) for v in full]
+    chosen = [item.reward for item in picked.values() if item.reward is not None]
     return Evaluation(
         score=fmean(rewards) if rewards else math.nan,
         interval=mean_interval(rewards) if rewards else (-math.inf, math.inf),
@@ -108,6 +128,7 @@ def evaluate(
         failed=len(greedy) - len(rewards),
         rows=tuple(greedy),
         pass_interval={size: mean_interval(shares) for size, shares in passed.items()},
+        best=(fmean(chosen), mean_interval(chosen)) if chosen else None,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ from torch import nn
 
 from novarl.core.errors import NovaError
 from novarl.models import tiny
+from novarl.models.adapter import base_of, holds_adapter, merge_adapter
 from novarl.models.attention import COMMON_SIZE, choose_kernel
 from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.forward import head
 from novarl.models.lora import merged
 from novarl.models.transformer import WHOLE, Decoder, DecoderConfig, Origin
 
@@ -92,6 +94,9 @@ def load(
     if name in tiny.SIZES:
         decoder, tokenizer = tiny.build(name, seed, tied=tied)
         stated: Any = decoder.config.eos_token_id
+    elif Path(name).is_dir() and holds_adapter(Path(name)):
+        options: dict[str, Any] = {"dtype": dtype, "device": device, "attn": attn}
+        return _adapted(load(base_of(Path(name)), gradient_checkpointing=gradient_checkpointing, **options), Path(name))
     else:
         _check_directory(name)
         own = _own_tokenizer(Path(name))
@@ -139,6 +144,21 @@ def save(policy: Policy, directory: str | Path) -> None:
 
         save_pretrained(model, str(directory), eos_ids=policy.eos_ids)
     policy.tokenizer.save_pretrained(str(directory))
+
+
+def _adapted(base: Policy, folder: Path) -> Policy:
+    """The base with the adapter in `folder` merged, and with the tokenizer that lies beside the adapter, if any."""
+    merge_adapter(base.model, folder)
+    tokenizer, ends = base.tokenizer, base.eos_ids
+    if (folder / "tokenizer_config.json").is_file() and ByteTokenizer.read(folder) is None:
+        from novarl.models.hugging_face import load_tokenizer
+
+        tokenizer = load_tokenizer(str(folder))
+        if len(tokenizer) > head(base.model)[0].size(0):  # type: ignore[arg-type]
+            what = f"the adapter's tokenizer has {len(tokenizer)} tokens, more than its base model"  # type: ignore[arg-type]
+            raise NovaError(what, where=str(folder), fix="take the tokenizer that belongs to the base model")
+        ends = tuple(dict.fromkeys([*ends, tokenizer.eos_token_id]))
+    return replace(base, name=str(folder), tokenizer=tokenizer, eos_ids=ends)
 
 
 def _load_pretrained(

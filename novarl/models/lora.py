@@ -29,6 +29,10 @@ ADAPTER = "default"
 """peft's name of an adapter that is given no other."""
 
 
+STATE_SPACE = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"})
+"""Models whose fused kernels read the weight of `out_proj` directly: peft refuses to adapt it."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
     """`target`: the last parts of the names of the layers that get an adapter; None: every linear one but the head."""
@@ -51,6 +55,8 @@ def targets(model: nn.Module, settings: LoraSettings) -> list[str]:
         raise NovaError(
             f"{type(model).__name__} has no linear layers that LoRA could adapt", where="lora.rank", fix="lora.rank=0"
         )
+    if getattr(getattr(model, "config", None), "model_type", None) in STATE_SPACE:
+        linear = {name: module for name, module in linear.items() if not _ends(name, "out_proj")}
     if settings.target == ():
         raise NovaError("names no layer", where="lora.target", fix="name some, or leave it out for all")
     for wanted in settings.target or ():

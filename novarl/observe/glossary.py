@@ -282,6 +282,13 @@ SCORES = {
         "share",
         "up",
     ),
+    "eval/hypervolume": Metric(
+        "volume that all evaluations so far dominate above the reference point, one axis for each objective",
+        "product of the objectives'",
+        "up",
+        "rises from 0 where the reference is the first evaluation",
+        "same",
+    ),
     "eval/length_mean": Metric("mean tokens of the held-out answers", "tokens"),
     "eval/truncated_fraction": Metric("share of held-out answers stopped by a limit", "share", "down", "below 0.1"),
 }

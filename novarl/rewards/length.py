@@ -20,5 +20,6 @@ def moderation(text: str, *, shortest: int = 5, longest: int = 20) -> float:
 def length(*, shortest: int = 5, longest: int = 20) -> PerRollout:
     """Moderate length as a reward. Errors: NovaError where `shortest` exceeds `longest`."""
     if shortest > longest:
-        raise NovaError(f"shortest={shortest} exceeds longest={longest}", where="reward length", fix="swap them")
+        what = f"shortest={shortest} exceeds longest={longest}"
+        raise NovaError(what, where="reward length", fix="set both reward.length.shortest and reward.length.longest")
     return by_text(lambda text: moderation(text, shortest=shortest, longest=longest))

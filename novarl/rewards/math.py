@@ -1,4 +1,4 @@
-r"""Mathematical answers: find the final answer in a text and compare it with the reference, without `eval`.
+r"""Mathematical answers: find the final answer in a text and compare it with the reference.
 
 The final answer of a text is, by the first rule that finds one,
 
@@ -9,27 +9,45 @@ The final answer of a text is, by the first rule that finds one,
 A reference is what it says by the first two rules; else the whole of it, such as "2\sqrt{3}" or "(3, 4)". A number
 after its last equals sign, or the last one of a sentence, will do for it as well.
 
-Numbers are read exactly, as fractions: "1,234.50", "-3/4", "\frac{3}{4}", "$12", "50%" (its 50), "2.5e3". Whole numbers
-agree when they are equal, other numbers when |a - b| <= tolerance * max(1, |b|). Answers that are not numbers agree
-when they are equal but for case, white space, dollar signs and a final full stop.
+Plain numbers are read exactly, as fractions, and compared here: "1,234.50", "-3/4", "\frac{3}{4}", "$12", "2.5e3",
+"50%" (50 or 0.5). Everything else goes to math-verify, in a process of its own (`isolated.symbolic`): "\frac12",
+"90^\circ", "5\text{ cm}", "x=5", "\sqrt{12}". Numbers agree as they do in math-verify: whole numbers and fractions
+when they are equal, a decimal and another decimal or a fraction when they are equal to six places. With a `tolerance`,
+numbers that are not both whole also agree when |a - b| <= tolerance * max(1, |b|).
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
+from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
-from novarl.rewards.per_rollout import PerRollout, by_answer
+from novarl.core.types import Rollout
+from novarl.rewards.lane import Call
+from novarl.rewards.per_rollout import by_answer
+from novarl.rewards.process import UserProcess
+from novarl.rewards.user_file import TIME_LIMIT
+from novarl.rewards.verdict import Failure, Verdict
 
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d)\.?)(?:[eE][-+]?\d{1,3})?"
 _NUMBER_OR_FRACTION = re.compile(rf"(?<![\w.]){_NUMBER}(?:\s*/\s*{_NUMBER})?")
 _WHOLE = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?")
-_FRAC = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_FRAC = re.compile(r"(?<!\d)\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _MARKED = re.compile(r"#{4}[ \t]*([^\n#]+)")
+_END_OF_TEXT = re.compile(r"(?:</s>|<\|[a-z_]+\|>)\s*$")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_UNIT = re.compile(r"(?<=[\d.])\s+(?!(?:hundred|thousand|million|billion|trillion|dozen)\b)[A-Za-z]{3}[A-Za-z .]*$")
+_LATEX = re.compile(r"\\[A-Za-z(\[]")
 _MOST_DIGITS = 300
 """Longer digit strings are not answers; exact arithmetic on them would only cost time."""
+_PLACES = 6
+"""Decimals agree when they are equal to so many places."""
+
+FILE = Path(__file__).parent / "isolated" / "symbolic.py"
 
 
 def extract(text: str) -> str | None:
@@ -43,12 +61,12 @@ def extract(text: str) -> str | None:
 
 
 def parse(answer: str) -> Fraction | None:
-    r"""The exact value of an answer that is one number, or None.
+    r"""The exact value of an answer that is one number, plain words for a unit behind it allowed, or None.
 
-    >>> parse("$1,234.50"), parse(r"-\frac{3}{4}"), parse("3 / 4"), parse("1/0"), parse("two")
-    (Fraction(2469, 2), Fraction(-3, 4), Fraction(3, 4), None, None)
+    >>> parse("$1,234.50"), parse(r"-\frac{3}{4}"), parse("3 / 4"), parse("5 apples"), parse("1/0"), parse("two")
+    (Fraction(2469, 2), Fraction(-3, 4), Fraction(3, 4), Fraction(5, 1), None, None)
     """
-    text = _normal(answer)
+    text = _UNIT.sub("", _normal(answer))
     match = _WHOLE.fullmatch(text)
     if match is None or len(text) > _MOST_DIGITS:
         return None
@@ -56,39 +74,94 @@ def parse(answer: str) -> Fraction | None:
     return top / bottom if bottom else None
 
 
-def grade(given: str, reference: str, *, tolerance: float = 1e-6) -> bool:
-    """Whether two answers agree, as numbers where both are, else as text."""
+def grade(given: str, reference: str, *, tolerance: float = 0.0) -> bool | None:
+    """Whether two answers agree, as numbers where both are, else as text; None where that takes math-verify."""
     a, b = parse(given), parse(reference)
     if a is None or b is None:
-        return _plain(given) == _plain(reference)
+        return _plain(given) == _plain(reference) or None
+    if a == b:
+        return True
+    if ("%" in given) != ("%" in reference):
+        a, b = (a / 100, b) if "%" in given else (a, b / 100)
+        if a == b:
+            return True
     if a.denominator == b.denominator == 1:
-        return a == b
+        return False
+    one_is_whole = a.denominator == 1 or b.denominator == 1
+    if not one_is_whole and "." in given + reference and round(a, _PLACES) == round(b, _PLACES):
+        return True
     return abs(a - b) <= Fraction(repr(tolerance)) * max(Fraction(1), abs(b))
 
 
-def correct(text: str, answer: Any, *, tolerance: float = 1e-6) -> float:
-    """1.0 where the text's final answer agrees with the reference, else 0.0. One that is no number may also end a text
-    as it stands, unmarked.
+def correct(text: str, answer: Any, *, tolerance: float = 0.0) -> float | None:
+    """1.0 where the text's final answer agrees with the reference, 0.0 where it does not, None where only math-verify
+    can tell. An answer that is no number may also end a text as it stands, unmarked.
 
     Errors: ValueError for a reference without an answer in it: that is the data's fault, not the policy's.
     """
     expected = _expected(str(answer)) if answer is not None else []
     if not expected:
         raise ValueError(f"the row's reference answer {answer!r} holds no answer")
-    given = extract(text)
-    agree = given is not None and any(grade(given, one, tolerance=tolerance) for one in expected)
-    return float(agree or (_marked(text) is None and parse(expected[0]) is None and _ends_with(text, expected[0])))
+    given, marked = extract(text), _marked(text) is not None
+    found = [grade(given, one, tolerance=tolerance) for one in expected] if given is not None else []
+    if any(found) or (not marked and parse(expected[0]) is None and _ends_with(text, expected[0])):
+        return 1.0
+    number = parse(expected[-1]) is not None
+    if marked:
+        return 0.0 if number and parse(given or "") is not None else None
+    return None if _LATEX.search(text) or ("$" in text and not number) else 0.0
 
 
-def math(*, tolerance: float = 1e-6) -> PerRollout:
+class MathReward:
+    """Correctness of the final answer as a reward: 1.0 or 0.0. A comparison that runs past `time_limit` (seconds) fails
+    that rollout alone. The process for math-verify starts with the first answer that needs it."""
+
+    def __init__(self, *, tolerance: float, time_limit: float) -> None:
+        self.tolerance, self.time_limit = tolerance, time_limit
+        self._quick = by_answer(lambda text, answer: correct(text, answer, tolerance=tolerance))
+        self._process: UserProcess | None = None
+        self._lock = threading.Lock()
+
+    async def __call__(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
+        verdicts = await self._quick(rollouts)
+        places = [place for place, verdict in enumerate(verdicts) if verdict is None]
+        if places:
+            process = await asyncio.to_thread(self._started)
+            calls: list[Call] = [(self._question(rollouts[place]), {}) for place in places]
+            for place, equal in zip(places, await process.call(process.function("equal"), calls), strict=True):
+                verdicts[place] = equal if isinstance(equal, Failure) else float(equal)
+        return verdicts
+
+    def close(self) -> None:
+        """End the process, where there is one."""
+        if self._process is not None:
+            self._process.close()
+
+    def _question(self, rollout: Rollout) -> tuple[Any, ...]:
+        """The arguments of `isolated.symbolic.equal`."""
+        marked = _marked(rollout.text)
+        given = rollout.text if marked is None else marked
+        expected = _expected(str(rollout.prompt.answer))
+        if not _WORD.search(expected[0]):
+            del expected[1:]  # math-verify itself knows when the number of "x = 5" will do
+        return given, expected, marked is not None, self.tolerance
+
+    def _started(self) -> UserProcess:
+        with self._lock:
+            if self._process is None:
+                self._process = UserProcess(FILE, time_limit=self.time_limit, workers=None)
+            return self._process
+
+
+def math(*, tolerance: float = 0.0, time_limit: float = TIME_LIMIT) -> MathReward:
     """Correctness of the final answer as a reward."""
-    return by_answer(lambda text, answer: correct(text, answer, tolerance=tolerance))
+    return MathReward(tolerance=tolerance, time_limit=time_limit)
 
 
 def _marked(text: str) -> str | None:
     """The answer by the first two rules."""
     found = _MARKED.findall(text)[-1:] or [_last_boxed(text)]
-    return None if found[0] is None else found[0].strip()
+    return None if found[0] is None else _END_OF_TEXT.sub("", found[0]).strip()
 
 
 def _last_number(text: str) -> str | None:

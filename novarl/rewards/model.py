@@ -1,12 +1,14 @@
 """A trained reward model as a reward: `reward=model:<run or folder>`.
 
 The conversation is written by the reward model's own tokenizer and template, as it was when the model was trained; a
-model of plain texts is given the answer alone.
+model of plain texts is given the answer alone. A model with a scalar head (`novarl rm loss=bt` or `bce`) is read at the
+last token, an implicit one (`loss=implicit_*`) is the log-ratio of the last answer to the model that it started from.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +24,20 @@ from novarl.data.formats import Refused
 from novarl.data.pack import microbatches, pack_sequences
 from novarl.data.render import render_sft
 from novarl.models.heads import VALUE_HEAD, ValueModel, last_positions, load_head, token_values
+from novarl.models.implicit import ImplicitModel
 from novarl.models.load import Policy, load
 from novarl.rewards.verdict import Failure, Verdict
 
 SETTINGS = "reward_model.json"
 """The file beside the model's own that says how its conversations are written: `apply_chat_template`, `template_kwargs`
-for the template, and `plain` for a model of texts without a prompt."""
+for the template, and `plain` for a model of texts without a prompt. Of an implicit model also `beta` and `reference`:
+the folder of the model that it is compared with, relative to its own."""
 BUDGET = 16_384
 """The most tokens in one forward pass."""
 
 
 class ModelReward:
-    """The scalar of a reward model's head at the last token of each conversation.
+    """The reward of each conversation's last answer.
 
     What is longer than the model's context loses its beginning. A rollout that its chat template refuses fails alone.
     """
@@ -44,7 +48,7 @@ class ModelReward:
     def __init__(
         self,
         policy: Policy,
-        model: ValueModel,
+        model: ValueModel | ImplicitModel,
         *,
         apply_chat_template: bool = True,
         plain: bool = False,
@@ -78,12 +82,14 @@ class ModelReward:
 
     @torch.no_grad()
     def _score(self, sequences: Sequence[TokenSequence]) -> list[float]:
-        batch, device = pack_sequences(sequences), self.model.head.weight.device
-        moved = {name: getattr(batch, name).to(device) for name in ("tokens", "position_ids", "prev", "cu_seqlens")}
-        batch = replace(batch, **moved)
-        values = token_values(
-            self.model, batch, positions=last_positions(batch), compute_dtype=self.policy.compute_dtype
-        )
+        batch, device = pack_sequences(sequences), next(self.policy.model.parameters()).device
+        read = ("tokens", "position_ids", "prev", "cu_seqlens", "mask")
+        batch = replace(batch, **{name: getattr(batch, name).to(device) for name in read})
+        if isinstance(self.model, ImplicitModel):
+            values = self.model.answer_rewards(batch)
+        else:
+            last, compute_dtype = last_positions(batch), self.policy.compute_dtype
+            values = token_values(self.model, batch, positions=last, compute_dtype=compute_dtype)
         found: list[float] = values.double().tolist()
         return found
 
@@ -112,39 +118,86 @@ class ModelReward:
         return as_sequence((tokens[-self.policy.context :], mask[-self.policy.context :]))
 
 
-def load_model_reward(place: str, *, device: str = "cpu") -> ModelReward:
+def load_model_reward(place: str, *, device: str = "cpu", where: str | None = None) -> ModelReward:
     """The reward model in `place`: a run of novarl rm, one of its checkpoints, or the model folder itself.
 
-    NovaError: nothing is there, it is no reward model, or it cannot be read.
+    NovaError, at `where` (the key that named it): nothing is there, it is no reward model, or it cannot be read.
     """
-    folder = _folder(place)
+    folder = _folder(place, where or f"reward=model:{place}")
+    settings = _settings(folder)
     policy = load(str(folder), device=device)
-    policy.model.requires_grad_(False)
-    model = ValueModel(policy.model, load_head(folder, policy.model).requires_grad_(False))
-    path = folder / SETTINGS
-    try:
-        settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        chat, plain = bool(settings.get("apply_chat_template", True)), bool(settings.get("plain", False))
-        template_kwargs = dict(settings.get("template_kwargs") or {})
-    except (ValueError, AttributeError, TypeError) as error:
-        raise NovaError(f"not a JSON object: {error}", where=str(path), fix="copy or save the model again") from error
+    model: ValueModel | ImplicitModel
+    if (folder / VALUE_HEAD).is_file():
+        policy.model.requires_grad_(False)
+        model = ValueModel(policy.model, load_head(folder, policy.model).requires_grad_(False))
+    else:
+        model = _implicit(folder, policy, settings, device)
+    chat, plain = bool(settings.get("apply_chat_template", True)), bool(settings.get("plain", False))
+    template_kwargs = settings.get("template_kwargs") or {}
+    if not isinstance(template_kwargs, dict):
+        where_settings = str(folder / SETTINGS)
+        raise NovaError("template_kwargs is not an object", where=where_settings, fix="copy or save the model again")
     if chat and not plain and not policy.tokenizer.chat_template:
         what = "the reward model was trained with a chat template, and its tokenizer has none"
-        raise NovaError(
-            what, where=f"reward=model:{place}", fix="copy or save the model again, with chat_template.jinja"
-        )
+        fix = "copy or save the model again, with chat_template.jinja"
+        raise NovaError(what, where=where or f"reward=model:{place}", fix=fix)
     return ModelReward(policy, model, apply_chat_template=chat, plain=plain, template_kwargs=template_kwargs)
 
 
-def _folder(place: str) -> Path:
+def load_implicit(place: str, where: str, *, device: str) -> ModelReward:
+    """The implicit reward model in `place`. NovaError, at `where`: there is none."""
+    if (_folder(place, where) / VALUE_HEAD).is_file():
+        what = "this reward model has a scalar head, and says nothing of single tokens"
+        raise NovaError(what, where=where, fix="name a run of novarl rm loss=implicit_ce (or _dpo, _kto)")
+    return load_model_reward(place, device=device, where=where)
+
+
+def _comparison(folder: Path, settings: dict[str, Any]) -> tuple[float, str]:
+    """(beta, the reference's folder) of an implicit model."""
+    beta, reference = settings.get("beta"), settings.get("reference")
+    if not isinstance(beta, float) or not isinstance(reference, str):
+        what = "beta and reference must be a number and a folder"
+        raise NovaError(what, where=str(folder / SETTINGS), fix="copy or save the model again")
+    return beta, reference
+
+
+def _implicit(folder: Path, policy: Policy, settings: dict[str, Any], device: str) -> ImplicitModel:
+    """The model with its reference. NovaError: the reference is not where the settings say."""
+    beta, reference = _comparison(folder, settings)
+    there = folder.resolve() / reference
+    if not (there / "config.json").is_file():
+        what = f"the model that it is compared with is missing: {os.path.normpath(there)}"
+        raise NovaError(
+            what, where=str(folder), fix="copy the whole run, not only the model's folder, or train it again"
+        )
+    base = load(str(there), device=device)
+    for model in (policy.model, base.model):
+        model.requires_grad_(False)
+    return ImplicitModel(policy.model, base.model, beta, policy.compute_dtype)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    try:
+        settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise NovaError(f"not a JSON object: {error}", where=str(path), fix="copy or save the model again") from error
+    if not isinstance(settings, dict):
+        raise NovaError("not a JSON object", where=str(path), fix="copy or save the model again")
+    return settings
+
+
+def _folder(place: str, where: str) -> Path:
     """Where the files of the model lie."""
     given = Path(place).expanduser()
     if not place or not given.is_dir():
-        fix = "name a run of novarl rm, or the folder of its model: reward=model:runs/rm"
-        raise NovaError("there is no such folder", where=f"reward=model:{place}", fix=fix)
+        fix = "name a run of novarl rm, or the folder of its model, such as runs/rm"
+        raise NovaError("there is no such folder", where=where, fix=fix)
     inside = (given, given / "model", given / "checkpoints" / "latest" / "model")
-    found = next((folder for folder in inside if (folder / VALUE_HEAD).is_file()), None)
+    found = next((one for one in inside if (one / VALUE_HEAD).is_file() or "beta" in _settings(one)), None)
     if found is None:
-        what = f"the folder holds no reward model: there is no {VALUE_HEAD}"
-        raise NovaError(what, where=f"reward=model:{place}", fix="give a run of novarl rm whose loss was bt or bce")
+        what = (
+            f"the folder holds no reward model: neither {VALUE_HEAD} nor the settings of an implicit one ({SETTINGS})"
+        )
+        raise NovaError(what, where=where, fix="give a run of novarl rm")
     return found

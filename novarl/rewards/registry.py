@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from novarl.core.errors import NovaError
 from novarl.rewards import user_file
@@ -15,7 +16,7 @@ from novarl.rewards.preference import preference
 from novarl.rewards.sentiment import sentiment
 from novarl.rewards.verdict import Scorer
 
-REWARDS: dict[str, Callable[[], Scorer]] = {
+REWARDS: dict[str, Callable[..., Scorer]] = {
     "lexical": lexical,
     "sentiment": lambda: sentiment,
     "preference": lambda: preference,
@@ -23,7 +24,7 @@ REWARDS: dict[str, Callable[[], Scorer]] = {
     "math": math,
     "environment": lambda: environment,
 }
-"""Each built-in reward, made with its defaults."""
+"""Each built-in reward, made from its options."""
 
 
 def find_reward(
@@ -33,12 +34,15 @@ def find_reward(
     workers: int | None = 1,
     columns: Collection[str] | None = None,
     device: str = "cpu",
+    options: Mapping[str, Any] | None = None,
 ) -> Scorer:
-    """The reward `source` names: a built-in one, or `file.py:name` (`user_file.load`, in so many `workers`, with the
-    data's `columns` where they are known), or a trained reward model, `model:FOLDER`, on `device`. NovaError for
-    anything else."""
+    """The reward `source` names: a built-in one with its `options`; a function of a file, `file.py:name`
+    (`user_file.load`, in so many `workers`, with the data's `columns` where they are known); or a trained reward model,
+    `model:FOLDER`, on `device`. NovaError for anything else."""
+    if source == "math":
+        return math(time_limit=time_limit, **(options or {}))
     if source in REWARDS:
-        return REWARDS[source]()
+        return REWARDS[source](**(options or {}))
     if source.startswith("model:"):
         from novarl.rewards.model import load_model_reward  # only here, because it needs torch
 

@@ -85,3 +85,12 @@ def test_derivatives_by_finite_differences() -> None:
     for estimator in (k1, k2, k3):
         assert torch.autograd.gradcheck(lambda x, each=estimator: each(x, ref), logp)
         assert torch.autograd.gradcheck(lambda x, each=estimator: corrected(each(x, ref), x, old), logp)
+
+
+def test_a_clamped_k3_is_cut_and_has_no_gradient_beyond() -> None:
+    x = torch.tensor([0.5, -2.0, -3.0, -200.0, 30.0], dtype=torch.float64, requires_grad=True)
+    found = k3(x, torch.zeros_like(x), most=10.0)
+    assert found.tolist() == pytest.approx([0.5 + math.exp(-0.5) - 1, math.exp(2) - 3, 10.0, 10.0, 10.0])
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert gradient.tolist() == pytest.approx([1 - math.exp(-0.5), 1 - math.exp(2), 0.0, 0.0, 0.0])
+    assert torch.equal(k3(x, torch.zeros_like(x), most=None)[:3], k3(x, torch.zeros_like(x))[:3])

@@ -109,6 +109,8 @@ KL = {
     "nothing to estimate": of("algo=rloo kl.estimator=k3", "kl.estimator: algo=rloo has no KL term to estimate"),
     "k1 as a loss": of("kl.type=loss kl.coef=0.1 kl.estimator=k1", "kl.estimator: k1 as a loss has zero gradient"),
     "k1 as the algorithm's loss": of("algo=grpo kl.estimator=k1", "kl.estimator: k1 as a loss has zero gradient"),
+    "a clamp of k2": of("algo=reinforce_pp kl.clamp=10", "kl.clamp: only k3 is clamped, and there is kl.estimator=k2"),
+    "a clamp of nothing": of("algo=dr_grpo kl.clamp=10", "kl.clamp: only k3 is clamped, and there is no KL term"),
     "corrected as a reward": of("algo=ppo kl.corrected=true", "kl.corrected: only KL as a loss has a gradient"),
     "tied": of("algo=rloo kl.type=loss kl.coef=0.1 kl.reference=tie", "kl.reference: the policy tied to itself"),
     "tied, by the algorithm": of("algo=grpo kl.reference=tie", "kl.reference: the policy tied to itself has KL 0"),

@@ -161,3 +161,46 @@ def test_a_run_of_one_objective_has_no_front(tmp_path: Path) -> None:
 def test_a_reward_may_bear_the_name_of_a_measurement() -> None:
     item = answer(0.5, 3)
     assert measured(replace(item, rewards={"length": 7.0}), "length") == 7.0
+
+
+def test_hypervolume_by_hand(tmp_path: Path) -> None:
+    """Over the first evaluation, (0, 10 tokens): (1, 8) dominates 1 x 2; (0.5, 4) adds 0.5 x 4."""
+    mine = front(tmp_path)
+    assert mine.hypervolume() is None
+    found = []
+    for step, rows in enumerate([[(0, 10)], [(1, 8)], [(1, 4), (0, 4)], [(0, 9)]]):
+        mine.add(evaluation(*(answer(float(right), tokens) for right, tokens in rows)), step)
+        found.append(mine.hypervolume())
+    assert found == [0.0, 2.0, 4.0, 4.0]
+    assert written(tmp_path)["hypervolume"] == 4.0 and written(tmp_path)["reference"] == {"right": 0.0, "length": 10.0}
+
+
+def test_hypervolume_over_a_reference_that_was_asked_for(tmp_path: Path) -> None:
+    objectives = {
+        "right": {"direction": "max", "reference": -1.0},
+        "length": {"direction": "min", "reference": 12.0},
+    }
+    mine = front(tmp_path, MultiObjective.model_validate({"enabled": True, "objectives": objectives}))
+    mine.add(evaluation(answer(0.0, 10)), 0)
+    assert mine.hypervolume() == 2.0
+    assert mine.archive.reference == (-1.0, -12.0)
+
+
+def test_epsilon_and_prune_reach_the_archive(tmp_path: Path) -> None:
+    objectives = {"right": {"direction": "max", "epsilon": 0.2}, "length": {"direction": "min", "epsilon": 1.0}}
+    section = {"enabled": True, "objectives": objectives, "prune": "contribution", "archive_size": 3}
+    mine = front(tmp_path, MultiObjective.model_validate(section))
+    for step, tokens in enumerate((10, 9.0, 8)):
+        mine.add(evaluation(answer(0.0, int(tokens))), step)
+    assert [entry["step"] for entry in written(tmp_path)["front"]] == [2], "9 is no more than 1 better than 10"
+    assert mine.archive.prune == "contribution" and mine.archive.epsilon == [0.2, 1.0]
+
+
+def test_a_run_reports_its_hypervolume(tmp_path: Path) -> None:
+    objectives = "multi_objective.objectives={reward: {direction: max}, length: {direction: min}}"
+    finished(
+        "rl", *ON_TASK, "multi_objective=true", objectives, "eval_every=1", "steps=2", f"run_dir={tmp_path / 'run'}"
+    )
+    said = [record["eval/hypervolume"] for record in metrics(tmp_path / "run") if "eval/hypervolume" in record]
+    assert said == sorted(said) and len(said) >= 2 and said[0] >= 0.0
+    assert summary(tmp_path / "run")["after"]["hypervolume"] == written(tmp_path / "run")["hypervolume"] >= said[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from novarl.config.load import load
 from novarl.config.parts import rewards_by_name
 from novarl.config.preference import RMConfig
 from novarl.core.errors import NovaError
-from novarl.core.types import Prompt, Rollout
+from novarl.core.types import Prompt, Rollout, Scored
 from novarl.data.pair_formats import PairColumns
 from novarl.data.pairs import Reading, load_pairs, pack_pairs
+from novarl.distributed.ranks import Ranks
+from novarl.loops.evaluate import evaluate
 from novarl.loops.evaluate_rewards import evaluate_rewards
 from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.forward import token_logprobs
+from novarl.models.load import load as load_policy
 from novarl.observe.reliability import draw_reliability
 from novarl.observe.summary import next_steps
 from novarl.rewards.model import ModelReward, load_model_reward
@@ -200,6 +205,38 @@ def test_a_trained_model_is_a_reward_that_says_what_training_measured(folder: Pa
     assert right >= 24, "it learnt something"
 
 
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss.startswith("implicit")])
+@pytest.mark.parametrize("lora", [(), ("lora.rank=2",)], ids=["full", "lora"])
+def test_an_implicit_model_is_a_reward_too(folder: Path, loss: str, lora: tuple[str, ...]) -> None:
+    """beta (log model - log reference) of the answer, the reference being the model that training started from."""
+    words = (f"data={LOSSES[loss]}", f"loss={loss}", "beta=0.2", "optim.lr=1e-2", "batch_size=16", "steps=4", *lora)
+    finished(*RM, *words, "run_dir=run")
+    asked = [rollout(row["prompt"], row[side]) for row in preferences()[:6] for side in ("chosen", "rejected")]
+    found = [
+        asyncio.run(find_reward(f"model:{place}")(asked))
+        for place in ("run", "run/checkpoints/latest", "run/checkpoints/latest/model")
+    ]
+    assert found[0] == found[1] == found[2] and len(set(found[0])) == 12
+    pairs, _ = load_pairs("pairs.jsonl", Reading(ByteTokenizer(), 4096))
+    batch = pack_pairs(pairs[:6])
+    trained = load_policy("run/checkpoints/latest/model").model
+    with torch.no_grad():
+        now, before = (token_logprobs(model, batch)[0] for model in (trained, load_policy("tiny").model))
+    ratio = torch.where(batch.mask, 0.2 * (now - before), 0.0)
+    bounds = zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
+    torch.testing.assert_close(
+        torch.tensor(found[0]), torch.stack([ratio[a:b].sum() for a, b in bounds]), atol=1e-4, rtol=0
+    )
+
+
+def test_reinforcement_learning_on_an_implicit_reward(folder: Path) -> None:
+    finished(*RM, "data=labelled.jsonl", "loss=implicit_ce", "optim.lr=1e-2", "run_dir=rm")
+    shutil.move("rm", "elsewhere")  # a run may be moved
+    data = write_rows(folder / "rows.jsonl", questions())
+    finished("rl", *RL, f"data={data}", "reward=model:elsewhere", "run_dir=run")
+    assert metrics(folder / "run")[0]["rewards/model_mean"] != 0.0
+
+
 def test_a_model_of_plain_texts_reads_the_answer_alone(folder: Path) -> None:
     finished(*RM, "data=texts.jsonl", "loss=bce", "steps=3", "run_dir=run")
     settings = json.loads((folder / "run/checkpoints/latest/model/reward_model.json").read_text())
@@ -267,11 +304,14 @@ def test_a_reward_model_is_no_policy(folder: Path) -> None:
     [
         ("model:nowhere", "there is no such folder"),
         ("model:", "there is no such folder"),
-        ("model:implicit", "the folder holds no reward model"),
+        ("model:policy", "the folder holds no reward model"),
+        ("model:lone", "the model that it is compared with is missing: "),
     ],
 )
 def test_what_is_no_reward_model_is_refused(source: str, words: str, folder: Path) -> None:
+    finished("sft", *SFT, "task=sort", "steps=1", "run_dir=policy")
     finished(*RM, "data=pairs.jsonl", "loss=implicit_dpo", "steps=1", "run_dir=implicit")
+    shutil.copytree("implicit/checkpoints/latest/model", "lone")
     ended = novarl("rl", *RL, "task=sort", f"reward={source}")
     assert ended.code == 2 and words in ended.err and ended.err.count("\n") == 1
 
@@ -347,3 +387,67 @@ def test_the_rows_are_named_where_they_have_prompts_of_their_own(form: str, fold
 
 
 SIDES = ("chosen", "rejected")
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_prime_starts_from_an_implicit_model(folder: Path, frozen: bool) -> None:
+    """From the first step on its tokens have rewards; frozen it learns nothing; resuming is exact."""
+    words = ("data=labelled.jsonl", "loss=implicit_ce", "optim.lr=1e-2", "beta=0.2", "steps=3")
+    finished(*RM, *words, "run_dir=rm")
+    data = write_rows(folder / "rows.jsonl", questions())
+    rl = ("rl", *RL, f"data={data}", "reward=length", "algo=prime", "prime.model=rm", *(("prime.lr=0",) * frozen))
+    finished(*rl, "steps=2", "run_dir=whole")
+    first = metrics(folder / "whole")[0]
+    assert first["process_reward_std"] > 0.0 and ("process_loss" in first) is not frozen
+    finished(*rl, "steps=1", "run_dir=parts")
+    finished(*rl, "steps=2", "run_dir=parts", "resume=auto")
+    whole, parts = weights(folder / "whole"), weights(folder / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("prime.model=nowhere",), "prime.model=nowhere: there is no such folder"),
+        (("prime.model=head",), "prime.model=head: this reward model has a scalar head"),
+        (("prime.lr=0",), "prime.lr: a model that starts as its reference and does not learn"),
+    ],
+)
+def test_what_prime_cannot_start_from_is_refused(folder: Path, words: tuple[str, ...], said: str) -> None:
+    finished(*RM, "data=pairs.jsonl", "steps=1", "run_dir=head")
+    ended = novarl("rl", *ON_TASK, "algo=prime", *words)
+    assert ended.code == 2 and said in ended.err and ended.err.count("\n") == 1
+
+
+def test_best_of_n_by_an_implicit_model(folder: Path) -> None:
+    """Of a row's samples the one counts that the reward model likes most; its own reward has weight 0 here."""
+    finished(*RM, "data=labelled.jsonl", "loss=implicit_ce", "optim.lr=1e-2", "run_dir=rm")
+    data = write_rows(folder / "rows.jsonl", questions())
+    words = ("eval", "model=tiny", f"data={data}", "eval.n=3", "eval.k=4", "rollout.max_tokens=6")
+    both = "reward={rm: {source: 'model:rm', weight: 0}, lexical: lexical}"
+    finished(*words, both, "best_of=rm", "run_dir=best")
+    found = json.loads((folder / "best/summary.json").read_text())["after"]
+    low, high = found["best_of_interval"]
+    assert low <= found["best_of"] <= high
+    finished(*words, "reward=model:rm", "eval.temperature=1", "best_of=model", "run_dir=same")
+    finished(*words, "reward=model:rm", "run_dir=none")
+    same = json.loads((folder / "same/summary.json").read_text())["after"]
+    assert "best_of" not in json.loads((folder / "none/summary.json").read_text())["after"]
+    assert same["best_of"] != same["score"]
+    for wrong, said in (("best_of=other", "no reward is called 'other'"), ("eval.k=0", "nothing to choose among")):
+        ended = novarl(*words, both, "best_of=rm", wrong, "run_dir=no")
+        assert ended.code == 2 and said in ended.err
+
+
+def test_best_of_picks_what_the_named_reward_likes_most() -> None:
+    liked = iter([0.0, 1.0, 3.0, 2.0, 5.0, 4.0, 4.5, 0.0])  # greedy twice, then three samples of each of two rows
+    prompts = [Prompt("a", (1,), ()), Prompt("b", (1,), ())]
+
+    def sample(asked: Any, samples: int, temperature: float) -> list[Rollout]:
+        return [Rollout(prompt, group, i, (), (), "") for group, prompt in asked for i in range(samples)]
+
+    def score(rollouts: list[Rollout]) -> list[Scored]:
+        return [Scored(one, {"rm": (like := next(liked)), "x": -like}, 10 * like + one.index) for one in rollouts]
+
+    found = evaluate(prompts, sample, score, ranks=Ranks(), k=3, best_of="rm")
+    assert found.best is not None and found.best[0] == ((10 * 5.0 + 2) + (10 * 4.5 + 1)) / 2

@@ -11,7 +11,7 @@ import pytest
 
 from novarl.build.judge import write_samples
 from novarl.core.types import Prompt, Rollout, Scored
-from tests.build.harness import RL, events, finished, novarl, questions, snapshot, write_rows
+from tests.build.harness import RL, events, finished, metrics, novarl, questions, snapshot, write_rows
 
 TRL = """
     def texts(prompts, completions, answer, level):
@@ -150,3 +150,17 @@ def test_samples_show_every_turn(tmp_path: Path) -> None:
     parts = (f"{name}:\n\n```\n{text}\n```" for name, text in (turn.values() for turn in turns))
     assert shown.endswith(given + "\n\n".join(parts) + "\n")
     assert "## 1. rows:1\n\n```\n2 + 3?\n```" in shown and "user:" not in shown
+
+
+@pytest.mark.parametrize("command", ["rl", "eval"])
+def test_the_environments_own_reward_is_trained_on(tmp_path: Path, command: str) -> None:
+    data, env = write_rows(tmp_path / "rows.jsonl", rows("texts")), tmp_path / "env.py"
+    env.write_text("def interact(messages, answer):\n    return {'reward': len(messages[-1]['content']) + 0.5}\n")
+    words = ("reward=environment", f"data={data}", f"run_dir={tmp_path / 'run'}")
+    more = RL if command == "rl" else ("model=tiny", "eval.n=4", "rollout.max_tokens=4")
+    finished(command, *more, *words, f"rollout.env_path={env}")
+    if command == "rl":
+        assert all(record["rewards/environment_mean"] > 0.5 for record in metrics(tmp_path / "run"))
+    ended = novarl(command, *more, *words[:2], f"run_dir={tmp_path / 'none'}")
+    assert ended.code == 2 and ended.err.count("\n") == 1
+    assert "reward=environment: no environment is configured that could give one" in ended.err

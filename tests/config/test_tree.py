@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -10,9 +13,11 @@ from pydantic import ValidationError
 from novarl.config.base import Config
 from novarl.config.keys import keys, leaves, sections
 from novarl.config.load import fill, load, to_dict, to_yaml
+from novarl.config.parts import BUILT_IN_REWARDS
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import TREES, EvalConfig, RLConfig, SampleConfig, SFTConfig
 from novarl.core.errors import NovaError
+from novarl.rewards.registry import REWARDS
 from novarl.rewards.user_file import DEFAULT_NAME
 
 SMALLEST: dict[type[Config], list[str]] = {
@@ -99,6 +104,42 @@ def test_fill_puts_in_what_was_null_and_nothing_else() -> None:
     assert fill(config, {}) == config
     with pytest.raises(NovaError, match="zero gradient"):
         fill(config, {"kl.type": "loss", "kl.estimator": "k1"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options"),
+    [
+        (["reward=math"], {"math": {}}),
+        (["reward=math", "reward.math.tolerance=0.01"], {"math": {"tolerance": 0.01}}),
+        (["reward.length.shortest=3", "reward.length.longest=0"], {"length": {"shortest": 3, "longest": 0}}),
+        (["reward={a: {source: math, tolerance: 0.5}, length: {weight: 2}}"], {"a": {"tolerance": 0.5}, "length": {}}),
+    ],
+)
+def test_built_in_rewards_have_options(overrides: list[str], options: dict[str, dict[str, Any]]) -> None:
+    reward = load(RLConfig, overrides=["task=sort", *overrides]).reward
+    assert reward is not None
+    assert {name: spec.options for name, spec in reward.items()} == options
+
+
+def test_the_configuration_knows_every_built_in_reward() -> None:
+    assert list(BUILT_IN_REWARDS) == list(REWARDS)
+    for name, options in BUILT_IN_REWARDS.items():
+        made = inspect.signature(REWARDS[name]).parameters
+        assert set(options) == set(made) - {"time_limit"}, name
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("reward.length.tolerance=1", "tolerance is an option of reward math, and reward.length.source is length"),
+        ("reward={mine: {source: 'f.py:g', longest: 3}}", "longest is an option of reward length, and"),
+        ("reward.math.tolerance=-1", "reward.math.tolerance: must be at least 0"),
+        ("reward.style.weight=2", "reward.style.source: is missing"),
+    ],
+)
+def test_an_option_of_another_reward_is_refused(override: str, said: str) -> None:
+    with pytest.raises(NovaError, match=re.escape(said)):
+        load(RLConfig, overrides=["task=sort", override])
 
 
 @pytest.mark.parametrize(

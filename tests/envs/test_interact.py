@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from novarl.core.types import Prompt, Rollout, Sampling
 from novarl.envs.episode import run_episode
 from novarl.envs.interact import ToolFailed, Tools, load_interact
 from novarl.rewards.compose import RewardSet
+from novarl.rewards.registry import find_reward
 from novarl.rewards.user_file import load
 
 CODE = """
@@ -90,8 +92,8 @@ def test_a_failing_tool_fails_its_episode(path, tokenizer, scripted, ask, line: 
     ("code", "what"),
     [
         ("def reward_fn(messages, answer): return 1", "has no function 'interact'"),
-        ("def interact(): return []", "takes one argument"),
-        ("def interact(messages, tools): return []", "takes one argument"),
+        ("def interact(): return []", "interact takes the messages"),
+        ("def interact(messages, tools): return []", "interact takes the messages"),
         ("import nowhere_to_be_found", "ModuleNotFoundError"),
     ],
 )
@@ -102,6 +104,47 @@ def test_mistakes_are_said_before_training(tmp_path: Path, code: str, what: str)
         load_interact(str(file))
     with pytest.raises(NovaError, match="no such file"):
         load_interact(str(tmp_path / "none.py"))
+
+
+SCORING = """
+def interact(messages, answer):
+    text = messages[-1]["content"]
+    if text == "shape":
+        return {"score": 1}
+    if text == "number":
+        return {"reward": "1"}
+    right = text == answer
+    again = [] if right else [{"role": "user", "content": "again"}]
+    return {"reward": 1.0 if right else -0.25, "messages": again, "done": text == "stop" or right}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "reward"),
+    [
+        (("no;", "no;", "yes;"), "done", 0.5),
+        (("yes;",), "done", 1.0),
+        (("stop;",), "done", -0.25),
+        (("no;",) * 4, "truncated", -1.0),
+    ],
+)
+def test_an_environment_may_score(tmp_path: Path, tokenizer, scripted, ask, lines, status: str, reward: float) -> None:
+    """`reward=environment` is the sum over the turns, the last one too."""
+    file = tmp_path / "scoring.py"
+    file.write_text(SCORING)
+    prompt = replace(ask(tokenizer), answer="yes")
+    rollout = play(file, scripted(tokenizer, *lines), prompt)
+    assert (rollout.status, rollout.info["env_reward"]) == (status, reward)
+    (scored,) = asyncio.run(RewardSet({"environment": find_reward("environment")}).score([rollout]))
+    assert scored.reward == reward
+
+
+@pytest.mark.parametrize(("line", "why"), [("shape;", "returned 'score'; it may"), ("number;", "the reward '1', not")])
+def test_a_score_that_is_none_fails_its_episode(tmp_path: Path, tokenizer, scripted, ask, line: str, why: str) -> None:
+    file = tmp_path / "scoring.py"
+    file.write_text(SCORING)
+    rollout = play(file, scripted(tokenizer, line), ask(tokenizer))
+    assert rollout.status == "failed" and why in rollout.info["error"]
 
 
 SHARED = """

@@ -22,6 +22,7 @@ from tests.build.harness import ON_TASK, RL, SFT, finished, questions, write_row
 
 MODES = ("lagrangian", "penalty", "early_stop", "rollback")
 BOUND = ("constraint_optimization=true", "constraint_optimization.kl_constraint=0.1")
+BEST = ("task=sort", "model=tiny", "reward={a: length, b: lexical}", "best_of=a", "eval.k=2", "rollout.max_tokens=4")
 RUNS = (
     ("rl", *ON_TASK, "run_dir=on_task"),
     ("rl", *ON_TASK, "run_dir=on_task", "resume=auto", "steps=2"),
@@ -47,6 +48,7 @@ RUNS = (
     ("rm", *SFT, "task=sort", "lora.rank=2", "run_dir=rewarding_on_task"),
     ("eval", "task=sort", "model=tiny", "eval.n=2", "run_dir=judged"),
     ("eval", "data=rows.jsonl", "reward=length", "model=tiny", "rollout.max_tokens=4", "run_dir=judged_rows"),
+    ("eval", *BEST, "eval.n=2", "run_dir=judged_best"),
     ("sample", "model=tiny", "prompt=hello", "sampling.max_tokens=4"),
 )
 

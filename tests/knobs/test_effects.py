@@ -63,6 +63,9 @@ CHANGES = [
 ]
 OVER_TIME = [
     ("adv.estimator=ema steps=3", "adv.ema_beta=0.5"),
+    ("reward=length adv.estimator=none", "reward.length.shortest=0"),
+    ("reward=length adv.estimator=none reward.length.shortest=0", "reward.length.longest=0"),
+    ("reward=lexical", "reward.lexical.target_words=3 reward.lexical.brevity_penalty_scale=1"),
     ("optim.schedule=linear steps=2", "optim.min_lr_ratio=0.5"),
     ("steps=2", "optim.schedule=cosine"),
     ("steps=2", "optim.betas=[0.5,0.95]"),
@@ -83,6 +86,8 @@ OVER_TIME = [
     (f"{STALE} correction.type=sequence_mask", "correction.geometric=true"),
     ("responses_per_prompt=2 prompts_per_rollout=6 reward=parity loss.surrogate=reinforce", "loss.surrogate=gpg"),
     ("steps=2 kl.type=reward kl.coef=1", "kl.estimator=k3"),
+    ("steps=2 kl.type=reward kl.coef=1 kl.estimator=k3", "kl.clamp=1e-9"),
+    (f"{MOVING} kl.type=loss kl.coef=1 kl.estimator=k3", "kl.clamp=1e-9"),
 ]
 """What shows only after the first update: what both runs have, and the key that one of them changes."""
 NEUTRAL = [

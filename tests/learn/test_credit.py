@@ -146,6 +146,17 @@ def test_whitened_over_all_trained_tokens() -> None:
     assert not bool(credit.advantage[~whole.mask].any())
 
 
+def test_reinforce_pp_whitened_is_what_others_compute() -> None:
+    """verl and OpenRLHF: less the group's mean, then mean and deviation over all trained tokens."""
+    of = batch()
+    found, _, _ = CreditRule("reinforce_pp", whiten=True)(of, Scores(), None)
+    owner = torch.repeat_interleave(of.traj, of.cu_seqlens.diff())
+    means = torch.stack([of.reward[of.group == group].mean() for group in of.group])
+    tokens = (of.reward - means)[owner][of.mask]
+    wanted = (tokens - tokens.mean()) / tokens.std()
+    torch.testing.assert_close(found.advantage[of.mask], wanted, atol=1e-5, rtol=1e-5)
+
+
 def test_what_it_reports() -> None:
     _, record, _ = CreditRule("none")(batch(twins=True), Scores(), None)
     tokens = torch.tensor([1.0, 0.0, 0.0, 2.0, 2.0, 2.0, 0.5, 0.5, 0.5], dtype=torch.float64)

@@ -12,6 +12,7 @@ from novarl.data.dataset import RowCounts, load_rl, load_sft
 from novarl.data.formats import BadRow
 from novarl.data.pairs import Labelled, Reading, load_labelled, load_pairs
 from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.rewards.math import correct
 
 DATA = Path(os.environ["NOVARL_DATA"])
 TOKENIZER = ByteTokenizer()
@@ -52,3 +53,15 @@ def test_the_real_reviews_are_labelled_texts() -> None:
     labels = [row.label for (row,) in answers]
     assert counts.used == 1800 and 0.4 < sum(labels) / len(labels) < 0.6
     assert all(isinstance(row, Labelled) and row.plain for (row,) in answers)
+
+
+def test_math_agrees_with_the_verdicts_on_four_thousand_solutions() -> None:
+    rows = [json.loads(line) for line in (DATA / "gsm8k-model-solutions.jsonl").read_text("utf-8").splitlines()]
+    found = [
+        (correct(answer["solution"], row["ground_truth"]), float(answer["is_correct"]))
+        for row in rows
+        for answer in row.values()
+        if isinstance(answer, dict)
+    ]
+    assert len(found) == 4000
+    assert [given for given, _ in found] == [wanted for _, wanted in found]

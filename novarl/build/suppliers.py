@@ -93,7 +93,7 @@ class Continue:
         self.samples, self.most = samples, run.plan.max_tokens
 
     def __call__(self, states: Sequence[State], step: int) -> list[Estimate]:
-        sampling = replace(self.sampling, seed=derive(self.seed, "continue", step))
+        sampling = replace(self.sampling, seed=derive(self.seed, "continue", step), supports=False)
         rollouts, spent = asyncio.run(self._sample(states, sampling))
         rewards: list[list[float]] = [[] for _ in states]
         errors: list[list[str]] = [[] for _ in states]

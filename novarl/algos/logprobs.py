@@ -34,6 +34,11 @@ SLICE = 2080
 belongs, and its rows do not lie a multiple of 4 KiB apart."""
 
 
+IMPOSSIBLE = -1e30
+"""The logit of a token outside the support: its probability is exactly 0, and products with its logarithm are finite,
+where those with -inf would not be numbers."""
+
+
 def logits_logprobs(
     logits: Tensor, targets: Tensor, temperature: float = 1.0, *, support: Support | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -335,7 +340,6 @@ def _scale(logits: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
 
 
 def _cut(z: Tensor, support: Support, first: int) -> Tensor:
-    """Logits of the rows from `first` on, lowered in place outside their supports until they have no probability. Not
-    to -inf: a probability of 0 times its logarithm must be 0."""
+    """Logits of the rows from `first` on, lowered in place to `IMPOSSIBLE` outside their supports."""
     outside = impossible(support, first, first + len(z), z.shape[1])
-    return z.masked_fill_(outside, torch.finfo(z.dtype).min / 2)
+    return z.masked_fill_(outside, IMPOSSIBLE)

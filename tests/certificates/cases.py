@@ -84,7 +84,8 @@ PARTS = (
     Part(
         "Truncated sampling",
         "pi_S is the policy renormalised in each state over the tokens that top-k, top-p and min-p leave of it, J_S "
-        "its expected reward, ref_S the reference renormalised over the same tokens, d_S(s) how often a state is visited.",
+        "its expected reward, ref_S the reference renormalised over the same tokens, d_S(s) how often a state is "
+        "visited.",
         tuple(truncation_cases.certificates()),
     ),
     Part(

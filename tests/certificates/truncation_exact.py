@@ -101,6 +101,6 @@ def difference(world: World, rule: Rule, direction: Tensor, size: float = 1e-5) 
             for parameter, part in zip(world.policy.parameters, parts, strict=True)
         )
         moved = replace(world, policy=Policy(embed, head, world.policy.temperature))
-        return float((probabilities(moved, moved.policy, supports(moved, rule)) * world.reward).sum())
+        return float((probabilities(moved, moved.policy, supports(moved, rule)) * world.reward).sum().detach())
 
     return (value(size) - value(-size)) / (2 * size)

@@ -154,3 +154,15 @@ def test_the_reference_is_renormalised_too() -> None:
     torch.testing.assert_close(scores.ref_logp[batch.mask], batch.behavior_logp[batch.mask], rtol=0, atol=1e-4)
     record = learner.update(batch, Scores(ref_logp=scores.ref_logp), Credit(torch.where(batch.mask, 1.0, 0.0)))
     assert abs(record["kl_to_ref"]) < 1e-6 and record["ratio_mean"] == 1.0 and record["mismatch_max"] < 1e-3
+
+
+def test_a_greedy_twin_is_not_cut() -> None:
+    twins = sampler(sharp_policy(), samples=2, greedy_twin=True, supports=True, **CUT["all, hot"])
+    scored = score(twins.train(list(enumerate(prompts())), 0))
+    baselines = [one.rollout for one in scored if one.rollout.role == "baseline"]
+    assert len(baselines) == len(prompts())
+    assert all(sequence.support is None for rollout in baselines for sequence in rollout.sequences)
+    batch = pack(scored)
+    assert [bool(one) for one in words(batch)].count(True) > 0
+    apart = scorer(sharp_policy(), "all, hot").logprobs(batch, Ranks(), 200) - batch.behavior_logp
+    assert apart[batch.mask].abs().max() <= 1e-3

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from novarl.algos import products
 from novarl.algos.logprobs import chunked_scores, logits_logprobs
 from novarl.algos.support import LARGEST_VOCABULARY, Support, impossible, pack_support, support_of
 
@@ -60,8 +61,8 @@ def case(rows: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Su
     return hidden, weight, bias, targets, pack_support(possible), possible
 
 
-@pytest.mark.parametrize("vocabulary", [40, 9000])
-@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("vocabulary", [40, 9000, 100_000])
+@pytest.mark.parametrize("chunk", [1, 3, 8, 100])
 def test_probabilities_and_gradients_are_those_within_the_support(chunk: int, vocabulary: int) -> None:
     """Against the sum over the possible tokens alone, row by row; the definition agrees."""
     hidden, weight, bias, targets, support, possible = case(11, vocabulary)
@@ -97,3 +98,19 @@ def test_full_supports_change_no_bit() -> None:
     one = chunked_scores(hidden, weight, targets, bias=bias, support=full)
     other = chunked_scores(hidden, weight, targets, bias=bias)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("chunk", [None, 64, 130])
+def test_through_onednn_it_is_the_same(chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows are padded to a number that the products like."""
+    monkeypatch.setattr(products, "has_fast_products", lambda: True)
+    hidden, weight, bias, targets, support, _ = case(150, 3000)
+    exact = [x.requires_grad_() for x in (hidden, weight, bias)]
+    inputs = [x.detach().float().requires_grad_() for x in exact]
+    plain = logits_logprobs(exact[0] @ exact[1].T + exact[2], targets, support=support)
+    found = chunked_scores(*inputs[:2], targets, chunk=chunk, bias=inputs[2], support=support)[:2]
+    torch.testing.assert_close(found, tuple(x.float() for x in plain), rtol=1e-4, atol=1e-4)
+    ours = torch.autograd.grad((found[0] + 0.3 * found[1]).sum(), inputs)
+    theirs = torch.autograd.grad((plain[0] + 0.3 * plain[1]).sum(), exact)
+    for mine, right in zip(ours, theirs, strict=True):
+        assert (mine.double() - right).norm() < 1e-4 * right.norm()

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from novarl.algos.accumulation import Total, spare_memory, total_of
 from novarl.algos.products import FULL, full_rows, is_fast, times
+from novarl.algos.support import Support, impossible
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -33,17 +34,29 @@ SLICE = 2080
 belongs, and its rows do not lie a multiple of 4 KiB apart."""
 
 
-def logits_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+IMPOSSIBLE = -1e30
+"""The logit of a token outside the support: its probability is exactly 0, and products with its logarithm are finite,
+where those with -inf would not be numbers."""
+
+
+def logits_logprobs(
+    logits: Tensor, targets: Tensor, temperature: float = 1.0, *, support: Support | None = None
+) -> tuple[Tensor, Tensor]:
     """log p(targets) and the entropy of p = softmax(logits / temperature), in nats.
 
         logp = z_target - logsumexp(z),   H = -sum_j p_j log p_j,   z = logits / temperature
 
     logits [..., V] (finite), targets [...] int64; returns (logp, entropy), each [...], in the dtype of the logits
-    (float32 for 16-bit ones). ValueError if the temperature is not positive: greedy decoding has no log-probabilities.
+    (float32 for 16-bit ones). With a `support` (logits [N, V]) the sums go over each row's possible tokens alone: p is
+    renormalised over them, and 0 elsewhere. ValueError if the temperature is not positive: greedy decoding has no
+    log-probabilities.
     """
     _check_temperature(temperature)
     z = logits.float() if logits.dtype in _HALF else logits
-    log_p = torch.log_softmax(z / temperature, dim=-1)
+    z = z / temperature
+    if support is not None:
+        z = _cut(z.clone(), support, 0)
+    log_p = torch.log_softmax(z, dim=-1)
     return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
 
 
@@ -55,13 +68,15 @@ def chunked_logprobs(
     temperature: float = 1.0,
     chunk: int | None = None,
     bias: Tensor | None = None,
+    support: Support | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`logits_logprobs(hidden @ weight.T + bias, targets, temperature)` in O(chunk * V) memory.
+    """`logits_logprobs(hidden @ weight.T + bias, targets, temperature, support=support)` in O(chunk * V) memory.
 
-    hidden [N, D], weight [V, D], targets [N] int64, bias [V] or None; returns (logp [N], entropy [N]) in nats, both
-    differentiable in hidden, weight and bias (once). The rows are processed `chunk` at a time (None: as many as have
-    `LOGITS` logits) in one scratch tensor [chunk, V]. The last chunk stays there for the backward pass, which computes
-    every other chunk's logits once more, and turns them in place into the logits' gradient
+    hidden [N, D], weight [V, D], targets [N] int64, bias [V] or None, support of N rows or None; returns (logp [N],
+    entropy [N]) in nats, both differentiable in hidden, weight and bias (once), the support held fixed. The rows are
+    processed `chunk` at a time (None: as many as have `LOGITS` logits) in one scratch tensor [chunk, V]. The last chunk
+    stays there for the backward pass, which computes every other chunk's logits once more, and turns them in place into
+    the logits' gradient
 
         dz_j = g (1[j = target] - p_j) - g_H p_j (log p_j + H),      z = logits / temperature,
 
@@ -74,7 +89,9 @@ def chunked_logprobs(
     is then what comes back (float64 for float64). Logits must be finite: mask a row of the vocabulary with a large
     negative bias, not with -inf. ValueError if temperature or chunk is not positive.
     """
-    logp, entropy, _ = chunked_scores(hidden, weight, targets, temperature=temperature, chunk=chunk, bias=bias)
+    logp, entropy, _ = chunked_scores(
+        hidden, weight, targets, temperature=temperature, chunk=chunk, bias=bias, support=support
+    )
     return logp, entropy
 
 
@@ -86,6 +103,7 @@ def chunked_scores(
     temperature: float = 1.0,
     chunk: int | None = None,
     bias: Tensor | None = None,
+    support: Support | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`chunked_logprobs` and, from the same pass, max_j log p_j [N] without a gradient.
 
@@ -103,8 +121,11 @@ def chunked_scores(
         last = count % chunk
         idle = full_rows(last) - last
         hidden, targets = F.pad(hidden, (0, 0, 0, idle)), F.pad(targets, (0, idle))
+        if support is not None:
+            support = support._replace(cu_words=torch.cat([support.cu_words, support.cu_words[-1:].expand(idle)]))
     kind = _FastHead if fast else _Head
-    found = _ChunkedLogprobs.apply(hidden, weight, bias, targets, temperature, chunk, kind, total_of(weight))  # type: ignore[no-untyped-call]
+    given = (hidden, weight, bias, targets, temperature, chunk, kind, total_of(weight), support)
+    found = _ChunkedLogprobs.apply(*given)  # type: ignore[no-untyped-call]
     logp, entropy, best = (column[:count] for column in found)
     return logp, entropy, best
 
@@ -123,9 +144,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chunk: int,
         kind: type[_Head],
         total: Total | None,
+        support: Support | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # an unused entropy arrives as None, and its half of the work is left out
-        ctx.temperature, ctx.chunk, ctx.kind, ctx.total = temperature, chunk, kind, total
+        ctx.temperature, ctx.chunk, ctx.kind, ctx.total, ctx.support = temperature, chunk, kind, total, support
         logp, entropy, best = hidden.new_empty(3, len(targets), dtype=_accumulator(weight.dtype))
         head = kind(weight, min(chunk, len(targets)))
         z = None
@@ -134,6 +156,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             z = head.logits(hidden[rows])
             for tile in _tiles(z):
                 here = _scale(z[tile], bias, temperature)
+                if support is not None:
+                    _cut(here, support, rows.start + tile.start)
                 here.sub_(here.amax(-1, keepdim=True))
                 chosen = here.gather(-1, targets[rows][tile, None]).squeeze(-1)
                 odds = here.exp()
@@ -173,7 +197,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if z is None:
                 z = head.logits(hidden[rows])
                 for tile in _tiles(z):
-                    z[tile] = torch.softmax(_scale(z[tile], bias, ctx.temperature), -1)
+                    here = _scale(z[tile], bias, ctx.temperature)
+                    if ctx.support is not None:
+                        _cut(here, ctx.support, rows.start + tile.start)
+                    z[tile] = torch.softmax(here, -1)
             for tile in _tiles(z):
                 here = z[tile]
                 if g_entropy is None:
@@ -191,6 +218,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             d_hidden,
             None if d_weight is None or ctx.total is not None else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(bias.dtype),
+            None,
             None,
             None,
             None,
@@ -309,3 +337,9 @@ def _scale(logits: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     if bias is not None:
         logits.add_(bias)
     return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _cut(z: Tensor, support: Support, first: int) -> Tensor:
+    """Logits of the rows from `first` on, lowered in place to `IMPOSSIBLE` outside their supports."""
+    outside = impossible(support, first, first + len(z), z.shape[1])
+    return z.masked_fill_(outside, IMPOSSIBLE)

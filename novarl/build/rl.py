@@ -151,6 +151,7 @@ def compose(
         top_k=config.eval.top_k,
         top_p=config.eval.top_p,
         min_p=config.eval.min_p,
+        supports=False,
     )
     judge = Judge(rows.held_out, sampler, rewards, ranks, at_eval, config.eval.k)
     scorer = Scorer(

@@ -111,7 +111,13 @@ def training_sampler(config: RLConfig, plan: RLPlan, policy: Policy) -> Sampler:
         env=build_env(config),
         tokenizer=policy.tokenizer,
         sampling=Sampling(
-            temperature=config.rollout.temperature, max_tokens=plan.max_tokens, stop=tuple(config.rollout.stop)
+            temperature=config.rollout.temperature,
+            top_k=config.rollout.top_k,
+            top_p=config.rollout.top_p,
+            min_p=config.rollout.min_p,
+            max_tokens=plan.max_tokens,
+            stop=tuple(config.rollout.stop),
+            supports=True,
         ),
         max_turns=config.rollout.max_turns,
         context=policy.context,

@@ -100,7 +100,7 @@ class Continue:
         self.ends, self.apply_chat_template = run.policy.eos_ids, run.config.apply_chat_template
 
     def __call__(self, states: Sequence[State], step: int) -> list[Estimate]:
-        sampling = replace(self.sampling, seed=derive(self.seed, "continue", step))
+        sampling = replace(self.sampling, seed=derive(self.seed, "continue", step), supports=False)
         rollouts, spent = asyncio.run(self._sample(states, sampling))
         rewards: list[list[float]] = [[] for _ in states]
         errors: list[list[str]] = [[] for _ in states]

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from novarl.config import trl
-from novarl.config.foreign import SUPPORT, Alias, Fixed, Hint, rows
+from novarl.config.foreign import Alias, Fixed, Hint, rows
 
 
 def _off_at_zero(value: Any) -> Any:
@@ -83,6 +83,9 @@ ALIASES: tuple[Alias, ...] = (
     *rows("RL2", 0.8, "rollout.temperature", "rollout.train_sampling_params.temperature", "temperature"),
     *rows("RL2", 99, "rollout.max_tokens", "max_new_tokens", "rollout.train_sampling_params.max_new_tokens"),
     *rows("RL2", ["END"], "rollout.stop", "rollout.train_sampling_params.stop"),
+    *rows("RL2", 0.9, "rollout.top_p", "rollout.train_sampling_params.top_p"),
+    *rows("RL2", 20, "rollout.top_k", "rollout.train_sampling_params.top_k"),
+    *rows("RL2", 0.05, "rollout.min_p", "rollout.train_sampling_params.min_p"),
     *rows("RL2", True, "dynamic_sampling.enabled", "rollout.dynamic_filtering", "dynamic_filtering"),
     *rows("RL2", True, "adv.norm_std", "adv.norm_var"),
     *rows("RL2", 0.99, "adv.gamma", "gamma"),
@@ -184,9 +187,6 @@ FIXED: tuple[Fixed, ...] = (
         for section in ("lora", "actor.lora")
     ),
     Fixed("adv.global_norm", (False,), "RL2", "write adv.estimator=mean adv.whiten=true"),
-    *(Fixed(f"rollout.{part}top_p", (1, 1.0), "RL2", SUPPORT) for part in ("", "train_sampling_params.")),
-    *(Fixed(f"rollout.{part}top_k", (0, -1), "RL2", SUPPORT) for part in ("", "train_sampling_params.")),
-    *(Fixed(f"rollout.{part}min_p", (0, 0.0), "RL2", SUPPORT) for part in ("", "train_sampling_params.")),
     Fixed(
         "rollout.test_sampling_params.temperature", (0, 0.0), "RL2", "the score is greedy; pass@k has eval.temperature"
     ),

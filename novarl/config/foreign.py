@@ -8,7 +8,6 @@ from typing import Any
 
 TRAINING = ("rl", "sft", "dpo", "rm")
 ON_ROWS = ("sft", "dpo", "rm")
-SUPPORT = "training samples from the full distribution: under a cut one the learner would not know what it was"
 
 
 @dataclass(frozen=True, slots=True)

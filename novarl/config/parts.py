@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from novarl.core.errors import NovaError
@@ -47,13 +47,18 @@ def refuse(when: bool, key: str, what: str, fix: str) -> None:
         raise NovaError(what, where=key, fix=fix)
 
 
+def _all_tokens(value: Any) -> Any:
+    """-1 is 0 in other libraries."""
+    return 0 if value == -1 and not isinstance(value, bool) else value
+
+
 class Sampled(Node):
-    """A distribution to sample from; nothing is trained on these samples, so its support may be cut."""
+    """A distribution to sample from; the three filters apply in this order, each to what the one before it left."""
 
     temperature: AtLeast0 = 1.0
     """0 is greedy; else at least 1e-4."""
-    top_k: Whole = 0
-    """Only the k likeliest tokens; 0: all."""
+    top_k: Annotated[Whole, BeforeValidator(_all_tokens)] = 0
+    """Only the k likeliest tokens; 0 or -1: all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Only the likeliest tokens that together hold this probability."""
     min_p: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
@@ -107,8 +112,9 @@ class Episode(Node):
         return self
 
 
-class Rollout(Episode):
-    """How training answers are sampled: always from the full distribution, so that the learner knows what it was."""
+class Rollout(Episode, Sampled):
+    """How training answers are sampled. Under top_k, top_p or min_p the sampler records which tokens were possible, and
+    the learner's probabilities are those within them."""
 
     temperature: Annotated[float, Field(ge=COLDEST)] = 1.0
     """The learner's log-probabilities are taken at this temperature too."""

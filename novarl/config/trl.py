@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from novarl.config.foreign import ON_ROWS, SUPPORT, TRAINING, Alias, Fixed, Hint, rows
+from novarl.config.foreign import ON_ROWS, TRAINING, Alias, Fixed, Hint, rows
 
 
 def _last_one(value: Any) -> Any:
@@ -117,6 +117,9 @@ ALIASES: tuple[Alias, ...] = (
     *rows("TRL", 5, "eval_every", "eval_steps"),
     *rows("TRL", 5, "optim.warmup_steps", "warmup_steps"),
     *rows("TRL", "cosine", "optim.schedule", "lr_scheduler_type"),
+    *rows("TRL", 0.9, "rollout.top_p", "top_p"),
+    *rows("TRL", 20, "rollout.top_k", "top_k"),
+    *rows("TRL", 0.05, "rollout.min_p", "min_p"),
     *rows("TRL", 1e-6, "optim.eps", "adam_epsilon"),
     *rows("TRL", 0.01, "centring", "center_rewards_coefficient"),
     Alias("max_seq_length", ("max_length",), "TRL", 512, commands=("sft",)),
@@ -130,10 +133,7 @@ _ANSWERS_ONLY = "only answers are learnt; a text of text_key, which has none, is
 
 FIXED: tuple[Fixed, ...] = (
     Fixed("lora_dropout", (0, 0.0), "TRL", "adapters are trained without dropout", TRAINING),
-    Fixed("top_p", (1, 1.0), "TRL", SUPPORT),
-    Fixed("top_k", (0, -1), "TRL", SUPPORT),
-    Fixed("min_p", (0, 0.0), "TRL", SUPPORT),
-    Fixed("repetition_penalty", (1, 1.0), "TRL", SUPPORT),
+    Fixed("repetition_penalty", (1, 1.0), "TRL", "the learner could not compute probabilities with a penalty"),
     Fixed("use_vllm", (False,), "TRL", "NovaRL samples by an engine of its own"),
     Fixed("fp16", (False,), "TRL", "there is no float16, only bf16=true, which is dtype=bfloat16", TRAINING),
     Fixed("mask_truncated_completions", (False,), "TRL", "an answer cut off by a limit is learnt from as it stands"),

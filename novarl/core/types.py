@@ -56,7 +56,7 @@ class Sampling:
 
     `stop` are strings that end a completion (kept in its tokens); `stop_tokens` end it too and are kept. `answered` is
     how many of the prompt's last tokens belong to the answer that the completion goes on with: a stop string may begin
-    in them.
+    in them. `supports`: record which tokens were possible, where some were not; who trains on the sample needs them.
     """
 
     temperature: float = 1.0
@@ -68,11 +68,17 @@ class Sampling:
     stop_tokens: tuple[int, ...] = ()
     answered: int = 0
     seed: int = 0
+    supports: bool = False
 
     @property
     def truncates(self) -> bool:
         """Whether some tokens are cut from the support (top-k, top-p or min-p)."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
+    def records(self) -> bool:
+        """Whether supports are recorded: asked for, and there is something to record."""
+        return self.supports and self.truncates and self.temperature > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,8 @@ class Completion:
 
     `kept_logmass[t]` is the log of the probability mass that truncation kept (0.0 at full support), `versions[t]` the
     version of the weights that chose the token. Greedy tokens carry their log-probability at temperature 1.
+    `support[t]` says which tokens were possible in place of `tokens[t]`, as the words of `algos.support`, little-endian
+    (empty: all of them); None where nothing was cut, or `Sampling.supports` did not ask.
     """
 
     tokens: tuple[int, ...]
@@ -88,17 +96,22 @@ class Completion:
     kept_logmass: tuple[float, ...]
     versions: tuple[int, ...]
     finish_reason: Literal["stop", "length"]
+    support: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One stretch of tokens the model saw as it is: prompt and everything after it, aligned column by column."""
+    """One stretch of tokens the model saw as it is: prompt and everything after it, aligned column by column.
+
+    `support[t]`: as in `Completion`, empty for tokens that the policy did not choose.
+    """
 
     tokens: tuple[int, ...]
     mask: tuple[bool, ...]
     behavior_logp: tuple[float, ...]
     kept_logmass: tuple[float, ...]
     versions: tuple[int, ...]
+    support: tuple[bytes, ...] | None = None
 
     def __post_init__(self) -> None:
         lengths = {
@@ -107,6 +120,7 @@ class Sequence:
             len(self.behavior_logp),
             len(self.kept_logmass),
             len(self.versions),
+            len(self.tokens if self.support is None else self.support),
         }
         if len(lengths) != 1:
             raise ValueError(f"a Sequence's columns must be equally long, got lengths {sorted(lengths)}")
@@ -159,6 +173,10 @@ class Batch:
     (the trajectory of each sequence), group[R] int64, reward[R] float, rewards[R, K] float, reward_names (K of them),
     truncated[R] bool (stopped by a limit, not by itself), baseline[R] bool (a rollout that is never trained on; its
     mask is all False).
+
+    Under truncated sampling, support[W] int32 and cu_support[N+1] int64 say which tokens were possible in place of each
+    (`algos.support`): the words of token t are support[cu_support[t] : cu_support[t + 1]], none where all were. Both
+    are None where nothing was cut.
     """
 
     tokens: Tensor
@@ -175,6 +193,8 @@ class Batch:
     reward_names: tuple[str, ...]
     truncated: Tensor
     baseline: Tensor
+    support: Tensor | None = None
+    cu_support: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ import random
 from collections.abc import Sequence as Seq
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from novarl.algos.support import Support, support_of
 from novarl.core.seeds import derive
 from novarl.core.types import Batch, Scored, Sequence
 
@@ -83,6 +85,7 @@ def _batch(
     is_baseline = torch.tensor(baseline, dtype=torch.bool)
     mask = mask & ~torch.repeat_interleave(is_baseline[traj], lengths)
     behavior_logp = _column([sequence.behavior_logp for sequence in sequences], dtype)
+    support, cu_support = _supports(sequences)
     return Batch(
         tokens=_column([sequence.tokens for sequence in sequences], torch.int64),
         position_ids=position_ids,
@@ -98,7 +101,19 @@ def _batch(
         reward_names=reward_names,
         truncated=torch.tensor(truncated, dtype=torch.bool),
         baseline=is_baseline,
+        support=support,
+        cu_support=cu_support,
     )
+
+
+def _supports(sequences: Seq[Sequence]) -> tuple[Tensor | None, Tensor | None]:
+    """The words of all tokens' supports, and where each token's begin and end; None where no sequence has any."""
+    if all(sequence.support is None for sequence in sequences):
+        return None, None
+    held = [words for one in sequences for words in one.support or (b"",) * len(one.tokens)]
+    words = np.frombuffer(b"".join(held), "<i4").astype(np.int32)
+    lengths = torch.tensor([len(one) // words.itemsize for one in held], dtype=torch.int64)
+    return torch.from_numpy(words), _cumulative(lengths)
 
 
 def _column(values: Seq[Seq[int] | Seq[float] | Seq[bool]], dtype: torch.dtype) -> Tensor:
@@ -122,6 +137,9 @@ def select(batch: Batch, trajectories: Seq[int]) -> tuple[Batch, Tensor]:
     shift = torch.repeat_interleave(begin - cu_seqlens[:-1], length)
     token_index = torch.arange(shift.numel(), device=device) + shift
     prev = batch.prev[token_index]
+    support = cu_support = None
+    if batch.support is not None and batch.cu_support is not None:
+        support, cu_support = support_of(Support(batch.support, batch.cu_support), token_index)
     part = Batch(
         tokens=batch.tokens[token_index],
         position_ids=batch.position_ids[token_index],
@@ -137,6 +155,8 @@ def select(batch: Batch, trajectories: Seq[int]) -> tuple[Batch, Tensor]:
         reward_names=batch.reward_names,
         truncated=batch.truncated[wanted],
         baseline=batch.baseline[wanted],
+        support=support,
+        cu_support=cu_support,
     )
     return part, token_index
 

@@ -6,6 +6,7 @@ columns and info survive as `{"__tuple__": [...]}`, dicts whose keys JSON does n
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,22 +96,27 @@ def prompt_from_dict(state: Mapping[str, Any]) -> Prompt:
 
 
 def _sequence_to_dict(sequence: Sequence) -> dict[str, Any]:
-    return {
+    state: dict[str, Any] = {
         "tokens": list(sequence.tokens),
         "mask": list(sequence.mask),
         "behavior_logp": list(sequence.behavior_logp),
         "kept_logmass": list(sequence.kept_logmass),
         "versions": list(sequence.versions),
     }
+    if sequence.support is not None:
+        state["support"] = [b64encode(words).decode() for words in sequence.support]
+    return state
 
 
 def _sequence_from_dict(state: Mapping[str, Any]) -> Sequence:
+    support = state.get("support")
     return Sequence(
         tokens=tuple(state["tokens"]),
         mask=tuple(state["mask"]),
         behavior_logp=tuple(state["behavior_logp"]),
         kept_logmass=tuple(state["kept_logmass"]),
         versions=tuple(state["versions"]),
+        support=None if support is None else tuple(b64decode(words) for words in support),
     )
 
 

@@ -46,11 +46,13 @@ _FIRST_COLUMNS = 64
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a request has that is no counter: its random stream, and how it stops, where eos is not all."""
+    """What a request has that is no counter: its random stream, how it stops, where eos is not all, and the supports
+    of its tokens so far, where they are recorded."""
 
     request: Request
     stream: int
     stops: StopRule | None
+    support: list[bytes] | None
 
 
 class Batch:
@@ -159,7 +161,8 @@ class Batch:
             for request in requests:
                 sampling = request.sampling
                 state.append((branch, 0, request.limit, int(self._slots[len(self._running)])))
-                self._running.append(Running(request, derive(sampling.seed, request.key), self._rule(request)))
+                support: list[bytes] | None = [] if sampling.records else None
+                self._running.append(Running(request, derive(sampling.seed, request.key), self._rule(request), support))
         self._state = np.concatenate([self._state, np.array(state, _STATE)])
         self._branches = np.concatenate([self._branches, np.array(branches, _BRANCH)])
         self._cache.reserve(room, held=first)
@@ -192,6 +195,10 @@ class Batch:
         here = state["slot"], state["count"]
         self._sampled["token"][here], self._sampled["logp"][here] = tokens, logp
         self._sampled["kept_logmass"][here], self._sampled["version"][here] = choice.kept_logmass.cpu().numpy(), version
+        if choice.support is not None:
+            for running, possible in zip(self._running, choice.support, strict=True):
+                if running.support is not None:
+                    running.support.append(possible)
         state["count"] += 1
         self._branches["length"] += 1
 
@@ -224,12 +231,14 @@ class Batch:
     def _completion(self, index: int, stopped: bool) -> Completion:
         sampled = self._sampled[self._state["slot"][index], : self._state["count"][index]]
         columns = {name: tuple(sampled[name].tolist()) for name in ("token", "logp", "kept_logmass", "version")}
+        support = self._running[index].support
         return Completion(
             tokens=columns["token"],
             logp=columns["logp"],
             kept_logmass=columns["kept_logmass"],
             versions=columns["version"],
             finish_reason="stop" if stopped else "length",
+            support=None if support is None else tuple(support),
         )
 
     def _keep(self, staying: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from novarl.algos.support import LARGEST_VOCABULARY
 from novarl.core.errors import NovaError
 from novarl.core.types import COLDEST, Completion, Sampling
 
@@ -50,6 +51,12 @@ def checked_limit(prompt: Sequence[int], sampling: Sampling, *, context: int, vo
     for name, (good, wanted) in ranges.items():
         if not good:
             raise NovaError(f"{name} is {getattr(sampling, name)!r}", where=f"sampling.{name}", fix=f"use {wanted}")
+    if sampling.records and vocabulary > LARGEST_VOCABULARY:
+        raise NovaError(
+            f"truncated sampling records which tokens were possible of at most {LARGEST_VOCABULARY} token ids, and the "
+            f"model has {vocabulary}",
+            fix="train with rollout.top_k=0, rollout.top_p=1 and rollout.min_p=0",
+        )
     return min(sampling.max_tokens, context - len(prompt))
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from novarl.algos.support import pack_support
 from novarl.core.types import Sampling
 
 # SplitMix64 (Steele, Lea, Flood 2014, https://doi.org/10.1145/2714064.2660195): its constants as two's complement.
@@ -37,7 +39,7 @@ class Parameters:
 
     stream int64 (the request's random stream), temperature float32 (0: greedy), top_k int64 (0: off), top_p and min_p
     float64 (1 and 0: off); `greedy`: all rows are; `sampled`: none is, and all have temperature 1; `truncates`: some
-    row cuts its support.
+    row cuts its support; `records`: of some row it is wanted.
     """
 
     stream: Tensor
@@ -48,6 +50,7 @@ class Parameters:
     greedy: bool
     sampled: bool
     truncates: bool
+    records: bool
 
     @classmethod
     def of(cls, streams: Sequence[int], samplings: Sequence[Sampling], device: torch.device | str) -> Parameters:
@@ -61,6 +64,7 @@ class Parameters:
             greedy=all(s.temperature == 0 for s in samplings),
             sampled=all(s.temperature == 1 for s in samplings),
             truncates=any(s.truncates and s.temperature > 0 for s in samplings),
+            records=any(s.records for s in samplings),
         )
 
     def of_rows(self, rows: Tensor) -> Parameters:
@@ -72,11 +76,13 @@ class Parameters:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The chosen token [B] int64, its log-probability [B] float32 under the distribution it was drawn from, and the
-    log of the mass that truncation kept [B] float32 (exactly 0 where nothing was cut)."""
+    log of the mass that truncation kept [B] float32 (exactly 0 where nothing was cut). `support`: of each row the
+    tokens that were possible, as `Completion.support` has them; None where no row records them."""
 
     token: Tensor
     logp: Tensor
     kept_logmass: Tensor
+    support: list[bytes] | None = None
 
 
 def choose(logits: Tensor, parameters: Parameters, position: Tensor) -> Choice:
@@ -91,6 +97,7 @@ def choose(logits: Tensor, parameters: Parameters, position: Tensor) -> Choice:
         logits = logits / torch.where(is_greedy, 1.0, parameters.temperature)[:, None]
     p = logits.softmax(-1)
     kept_logmass = torch.zeros_like(parameters.temperature)
+    support = None
     if parameters.greedy:
         token = logits.argmax(-1)
     else:
@@ -98,10 +105,11 @@ def choose(logits: Tensor, parameters: Parameters, position: Tensor) -> Choice:
         if parameters.truncates:
             kept, kept_logmass = truncate(logits.log_softmax(-1), parameters)
             possible = p.where(kept, 0.0)
+            support = supports(kept) if parameters.records else None
         token = race(possible, parameters.stream, position)
         if not parameters.sampled:
             token = torch.where(is_greedy, logits.argmax(-1), token)
-    return Choice(token, p.gather(-1, token[:, None])[:, 0].log() - kept_logmass, kept_logmass)
+    return Choice(token, p.gather(-1, token[:, None])[:, 0].log() - kept_logmass, kept_logmass, support)
 
 
 def truncate(logp: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
@@ -126,6 +134,14 @@ def truncate(logp: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
     logmass = ranked.where(kept, -torch.inf).logsumexp(-1).clamp(max=0.0)
     logmass = logmass.masked_fill(kept.all(-1), 0.0)
     return torch.zeros_like(kept).scatter(-1, order, kept), logmass.float()
+
+
+def supports(kept: Tensor) -> list[bytes]:
+    """What `Completion.support` holds for each row of kept [B, V] bool; empty where nothing was cut."""
+    words, cu_words = pack_support(kept)
+    data = words.cpu().numpy().astype("<i4").tobytes()
+    ends = (words.element_size() * cu_words).tolist()
+    return [data[start:end] for start, end in pairwise(ends)]
 
 
 def race(p: Tensor, stream: Tensor, position: Tensor) -> Tensor:

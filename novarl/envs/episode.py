@@ -50,6 +50,7 @@ class Stretch:
     logp: list[float] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    support: list[bytes] = field(default_factory=list)
 
     def read(self, tokens: Seq[int]) -> None:
         """Add tokens that the policy is given."""
@@ -58,6 +59,7 @@ class Stretch:
         self.logp += [0.0] * len(tokens)
         self.kept += [0.0] * len(tokens)
         self.versions += [UNSAMPLED] * len(tokens)
+        self.support += [b""] * len(tokens)
 
     def write(self, completion: Completion) -> None:
         """Add tokens that the policy chose."""
@@ -66,6 +68,7 @@ class Stretch:
         self.logp += completion.logp
         self.kept += completion.kept_logmass
         self.versions += completion.versions
+        self.support += completion.support or [b""] * len(completion.tokens)
 
     def done(self) -> Sequence:
         return Sequence(
@@ -74,6 +77,7 @@ class Stretch:
             behavior_logp=tuple(self.logp),
             kept_logmass=tuple(self.kept),
             versions=tuple(self.versions),
+            support=tuple(self.support) if any(self.support) else None,
         )
 
 

@@ -67,7 +67,7 @@ class Agreement:
         raise NovaError(f"sampler and learner disagree: {self._cause(batch, logp, record)}", where="step 0", fix=FIX)
 
     def _structure(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
-        """What can be seen without a forward pass: masks, versions, templates."""
+        """What can be seen without a forward pass: masks, supports, versions, templates."""
         sampled = [sequence for rollout in rollouts if rollout.role == "train" for sequence in rollout.sequences]
         chosen = sum(
             masked or logp != 0
@@ -79,6 +79,18 @@ class Agreement:
             raise NovaError(
                 f"sampler and learner disagree: the mask leaves out {lost} tokens that the policy chose "
                 "(pad = eos: a mask made by comparing token ids loses the end-of-sequence token)",
+                where="step 0",
+                fix=FIX,
+            )
+        unknown = sum(
+            mass != 0 and masked and not (sequence.support and sequence.support[t])
+            for sequence in sampled
+            for t, (mass, masked) in enumerate(zip(sequence.kept_logmass, sequence.mask, strict=True))
+        )
+        if unknown:
+            raise NovaError(
+                f"sampler and learner disagree: {unknown} tokens were sampled from a truncated distribution (top_k, "
+                "top_p or min_p), and which tokens were possible was not recorded",
                 where="step 0",
                 fix=FIX,
             )

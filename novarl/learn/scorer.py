@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from novarl.algos.support import Support, support_of
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
 from novarl.learn.fitting import Splits, fitting
@@ -19,7 +20,10 @@ from novarl.models.lora import without_adapters
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """log pi(token_t | before) at `temperature`, [N], 0 outside the mask; `chunk` tokens of logits exist at a time."""
+    """log pi(token_t | before) at `temperature`, [N], 0 outside the mask; `chunk` tokens of logits exist at a time.
+
+    Where a batch records supports, pi is renormalised over them, whoever's model this is: the policy's, a reference's.
+    """
 
     model: nn.Module
     temperature: float = 1.0
@@ -61,7 +65,12 @@ class Scorer:
         """(log-probability, entropy, log-probability of the likeliest token), each [N], of the trained tokens, from the
         batch's hidden states."""
         index = predicted(batch, batch.mask)
-        return read_scores(self.model, hidden, batch, index, temperature=self.temperature, chunk=self.chunk)
+        support = None
+        if batch.support is not None and batch.cu_support is not None:
+            support = support_of(Support(batch.support, batch.cu_support), index)
+        return read_scores(
+            self.model, hidden, batch, index, temperature=self.temperature, chunk=self.chunk, support=support
+        )
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, ranks: Ranks, budget: int) -> Tensor:

@@ -48,7 +48,7 @@ class Pending:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "batch": _columns(self.batch),
+            "batch": {name: column for name, column in _columns(self.batch).items() if column is not None},
             "scores": _columns(self.scores),
             "credit": _columns(self.credit),
             "minibatches": self.minibatches,

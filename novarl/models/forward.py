@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from novarl.algos.support import Support
+
 Layout = Literal["auto", "shared", "packed", "padded"]
 
 
@@ -176,11 +178,15 @@ def read_scores(
     *,
     temperature: float = 1.0,
     chunk: int | None = None,
+    support: Support | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The second half of `token_logprobs`, for whoever reads something else off the same hidden states: `hidden` [M, D]
-    at `batch.prev[index]`. A third column, at no further cost, is the log-probability of the likeliest token there."""
+    at `batch.prev[index]`. A third column, at no further cost, is the log-probability of the likeliest token there.
+    With the `support` of these M tokens, their distributions are renormalised over it."""
     weight, bias = head(model)
-    columns = chunked_scores(hidden, weight, batch.tokens[index], temperature=temperature, chunk=chunk, bias=bias)
+    columns = chunked_scores(
+        hidden, weight, batch.tokens[index], temperature=temperature, chunk=chunk, bias=bias, support=support
+    )
     zeros = columns[0].new_zeros(batch.tokens.shape)
     logp, entropy, best = (zeros.index_copy(0, index, column) for column in columns)
     return logp, entropy, best

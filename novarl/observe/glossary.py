@@ -133,7 +133,7 @@ POLICY = {
         "coefficient of the entropy bonus; with entropy.target it moves to hold entropy there", "1", reduction="same"
     ),
     "entropy": Metric(
-        "mean_t H(pi(. | before t)), the full distribution at the training temperature",
+        "mean_t H(pi(. | before t)) at the training temperature; within the possible tokens under top_k, top_p, min_p",
         "nats/token",
         healthy="falls slowly; a fall to 0 early is collapse",
     ),

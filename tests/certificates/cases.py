@@ -19,6 +19,7 @@ from tests.certificates import (
     temporal_cases,
     temporal_groups,
     temporal_off_policy,
+    truncation_cases,
 )
 from tests.certificates.certificate import Certificate
 
@@ -79,6 +80,13 @@ PARTS = (
         "x_t = log pi(y_t)/ref(y_t), d(s) how often a state is visited. A regularizer that is a loss does not see what "
         "a token does to the states after it; as a reward it does.",
         (*loss_cases.regularizers(), *surrogate_cases.kl_corrections(), *loss_cases.likeliest()),
+    ),
+    Part(
+        "Truncated sampling",
+        "pi_S is the policy renormalised in each state over the tokens that top-k, top-p and min-p leave of it, J_S "
+        "its expected reward, ref_S the reference renormalised over the same tokens, d_S(s) how often a state is "
+        "visited.",
+        tuple(truncation_cases.certificates()),
     ),
     Part(
         "Preferences and labels",

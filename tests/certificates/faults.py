@@ -96,6 +96,10 @@ FAULTS: list[Fault] = [
         ("sign of the entropy", scaled(-1.0, 1), "entropy bonus"),
         ("half of the head's gradient lost", half_frozen_head, "no baseline"),
         ("temperature ignored", with_options(temperature=1.0), "no baseline, at temperature 0.7"),
+        ("not renormalised", with_options(support=None), "truncated: top_k 2"),
+        ("not renormalised", with_options(support=None), "truncated: top_p 0.75, temperature 0.7"),
+        ("not renormalised", with_options(support=None), "truncated: entropy bonus"),
+        ("not renormalised", with_options(support=None), "truncated: k3, value"),
     ),
     *planted(
         logprobs,
@@ -106,6 +110,7 @@ FAULTS: list[Fault] = [
         ("targets one late", shifted(2), "no baseline"),
         ("sign of the greedy log-probability", scaled(-1.0, 2), "log-probability of the likeliest token"),
         ("temperature ignored", with_options(temperature=1.0), "log-probability of the likeliest token"),
+        ("not renormalised", with_options(support=None), "truncated: top_k, top_p and min_p"),
     ),
     *planted(kl, "k1", ("direction", swapped(0, 1), "k1 as reward, beta 0.5")),
     *planted(

@@ -32,11 +32,13 @@ from tests.certificates import (
     rows_exact,
     temporal_exact,
     temporal_group_exact,
+    truncation_exact,
     world,
 )
 from tests.certificates.cases import CERTIFICATES
 from tests.certificates.certificate import BINARY, CLIP, COLD, LONG, MIDDLE, SHORT, TOLERANCE, Certificate
 from tests.certificates.faults import FAULTS, Fault
+from tests.certificates.truncation_cases import ALL, K, P
 
 ZERO = {"k1 as loss"}
 """Certificates whose claim is that there is nothing."""
@@ -75,7 +77,7 @@ def test_every_public_function_has_a_fault_planted() -> None:
 def test_the_exact_side_does_not_import_the_library() -> None:
     for module in (
         *(constraint_exact, exact, objective_exact, preference_exact),
-        *(rows_exact, temporal_exact, temporal_group_exact, world),
+        *(rows_exact, temporal_exact, temporal_group_exact, truncation_exact, world),
     ):
         tree = ast.parse(inspect.getsource(module))
         imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -92,6 +94,20 @@ def test_a_world_is_complete_and_uneven(here: world.World) -> None:
     torch.testing.assert_close(p.sum(), torch.tensor(1.0, dtype=torch.float64))
     assert p.max() < 0.8 and p.max() > 2 * p.min()
     assert here.reward.unique().numel() > 1
+
+
+@pytest.mark.parametrize(("here", "rule"), [(LONG, K), (COLD, P), (LONG, ALL)])
+def test_a_truncation_cuts_and_its_gradient_is_that_of_finite_differences(
+    here: world.World, rule: truncation_exact.Rule
+) -> None:
+    """With the rule applied anew at either side: that the support is held fixed loses nothing."""
+    sizes = {len(kept) for kept in truncation_exact.supports(here, rule).values()}
+    assert min(sizes) < 3, "nothing is cut"
+    exact_gradient = truncation_exact.reward_gradient(here, rule)
+    for seed in range(3):
+        direction = torch.randn(len(exact_gradient), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        measured = truncation_exact.difference(here, rule, direction)
+        assert measured == pytest.approx(float(exact_gradient @ direction), abs=1e-8)
 
 
 def test_both_clips_are_active_in_the_off_policy_certificate() -> None:

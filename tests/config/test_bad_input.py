@@ -72,8 +72,9 @@ ON_A_TASK = [
     ("resume=auto", "resume", "looks in run_dir", "resume=auto & run_dir=x"),
     ("rollout.max_turns=2", "rollout.max_turns", "nobody answers", "max_turns=2 & env_path=e.py"),
     ("kl.type=loss & kl.estimator=k1", "kl.estimator", "zero gradient", "kl.type=reward & kl.estimator=k1"),
-    ("rollout.top_p=0.9", "rollout.top_p", "from the full distribution", "rollout.top_p=1.0"),
-    ("rollout.top_k=5", "rollout.top_k", "from the full distribution", "rollout.top_k=0"),
+    ("rollout.top_p=0", "rollout.top_p", "must be above 0", "rollout.top_p=0.9"),
+    ("rollout.top_k=-2", "rollout.top_k", "must be at least 0", "rollout.top_k=-1"),
+    ("rollout.min_p=1", "rollout.min_p", "must be below 1", "rollout.min_p=0.1"),
     (
         "group_size=1 & baseline=group",
         "adv.estimator",

@@ -98,7 +98,7 @@ MISLEADING = [
     ("num_train_epochs=3", "write steps", "names.md"),
     ("warmup_ratio=0.1", "write optim.warmup_steps", "warmup_frac"),
     ("importance_sampling_level=sequence", "algo=gspo", "names.md"),
-    ("top_p=0.9", "cannot be 0.9", "eval.top_p"),
+    ("top_p=2", "rollout.top_p", "eval.top_p"),
     ("use_vllm=true", "an engine of its own", "names.md"),
     ("fp16=true", "dtype=bfloat16", "names.md"),
     ("report_to=wandb", "write none or tensorboard", "names.md"),

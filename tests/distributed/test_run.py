@@ -51,8 +51,9 @@ def test_rank_0_alone_writes(tmp_path: Path) -> None:
     assert wrote_too == []
 
 
-def test_a_run_of_two_is_the_run_of_one(tmp_path: Path) -> None:
-    words = little_run.write(tmp_path)
+@pytest.mark.parametrize("cut", [[], ["rollout.top_p=0.9", "rollout.min_p=0.01"]], ids=["plain", "truncated"])
+def test_a_run_of_two_is_the_run_of_one(cut: list[str], tmp_path: Path) -> None:
+    words = [*little_run.write(tmp_path), *cut]
     little_run.run(words, tmp_path / "one")
     run(watched, words, tmp_path / "two")
     one, two = (little_run.metrics(tmp_path / name) for name in ("one", "two"))

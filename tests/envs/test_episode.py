@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -191,3 +192,26 @@ def test_an_environment_that_raises_fails_its_episode_alone(tokenizer, scripted,
 def test_an_engine_that_raises_is_our_error(tokenizer, scripted, ask) -> None:
     with pytest.raises(IndexError):
         run(scripted(tokenizer), SingleTurn(), ask(tokenizer))
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_supports_stay_beside_their_tokens(rewritten: bool, tokenizer, forgetful, scripted, ask) -> None:
+    """Over turns, and where the context is rewritten; what the policy did not choose has none."""
+    letters = forgetful if rewritten else tokenizer
+    engine = scripted(letters, "[hm]look;", "done;")
+    engine_sample = engine.sample
+
+    async def cut(tokens: Sequence[int], sampling: Sampling, *, key: str) -> Any:
+        completion = await engine_sample(tokens, sampling, key=key)
+        return replace(completion, support=tuple(token.to_bytes(4, "little") for token in completion.tokens))
+
+    engine.sample = cut
+    rollout = run(engine, Talker("found", None), ask(letters), max_turns=2)
+    assert len(rollout.sequences) == 1 + rewritten
+    for sequence in rollout.sequences:
+        own = zip(sequence.tokens, sequence.mask, strict=True)
+        assert sequence.support == tuple(token.to_bytes(4, "little") if chosen else b"" for token, chosen in own)
+
+
+def test_without_truncation_a_sequence_has_no_supports(tokenizer, scripted, ask) -> None:
+    assert run(scripted(tokenizer, "hello;"), SingleTurn(), ask(tokenizer)).sequences[0].support is None

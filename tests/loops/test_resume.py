@@ -101,8 +101,10 @@ def process_rewards(policy: Policy, asking: Sampler) -> Supplier:
 SUPPLIERS = {"PPO": critic, "VinePPO": continuations, "PRIME": process_rewards}
 
 
-def build(policy: Policy, rule: CreditRule, seed: int = 0, varied: bool = False, name: str = "") -> Run:
-    asking = sampler(policy, seed=seed)
+def build(
+    policy: Policy, rule: CreditRule, seed: int = 0, varied: bool = False, name: str = "", **sampling: Any
+) -> Run:
+    asking = sampler(policy, seed=seed, **sampling)
     scorer = Scorer(policy.model, chunk=64)
     learner = PolicyLearner(
         policy.model,

@@ -134,8 +134,7 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
         return Opened(rundir, None, [])
     rundir.refuse_strangers()
     _check_kind(rundir, kind)
-    found, troubles = Checkpoints(rundir.path / "checkpoints", keep=1).find() if ranks.rank == 0 else (None, [])
-    found, troubles = ranks.from_first((found, troubles))
+    found, troubles = ranks.from_first(_mended(rundir).find() if ranks.rank == 0 else (None, []))
     if found is None and troubles:
         raise NovaError(
             f"none of its checkpoints can be used ({troubles[0]})",
@@ -147,6 +146,13 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
         return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"])
     earlier = [f"resuming from an earlier checkpoint: {trouble}" for trouble in troubles]
     return Opened(rundir, open_checkpoint(found.path), earlier + _changed(config, rundir))
+
+
+def _mended(rundir: RunDir) -> Checkpoints:
+    """Its checkpoints, with what an interrupted save has left undone now done."""
+    checkpoints = Checkpoints(rundir.path / "checkpoints", keep=1)
+    checkpoints.mend()
+    return checkpoints
 
 
 def _claim(rundir: RunDir, ranks: Ranks) -> None:
@@ -208,6 +214,8 @@ class Session:
                 if aside := self.checkpoints.abandon(opened.checkpoint.order):
                     what = f"resuming from {opened.checkpoint.path.name}, so later checkpoints are set aside"
                     self.rewound.append(f"{what}: {', '.join(sorted(aside))}")
+                self.checkpoints.mend()
+                self.checkpoints.prune()
                 self.rundir.cut_logs(state["logs"])
             else:
                 self.rundir.clear_logs()

@@ -117,7 +117,7 @@ def _write(
     """What an evaluation leaves behind: the same files as a training run, but for its metrics."""
     rundir.create()
     rundir.write_json("manifest.json", {**environment(), "kind": "eval", "seed": config.seed})
-    (rundir.path / "config.yaml").write_text(to_yaml(config))
+    rundir.write_text("config.yaml", to_yaml(config))
     bus = Bus([JsonlSink(rundir.path)])
     rows.report(bus)
     for note in notes:

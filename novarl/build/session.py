@@ -6,6 +6,7 @@ The loops yield; a Session does what the caller of a loop does after each yield:
 from __future__ import annotations
 
 import math
+import os
 import resource
 import signal
 import sys
@@ -32,6 +33,7 @@ from novarl.core.types import Record
 from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
+from novarl.observe.sinks.jsonl import read_lines
 
 _RSS_PER_MB = 1024**2 if sys.platform == "darwin" else 1024
 """The kernel counts resident memory in bytes on macOS, in KiB elsewhere."""
@@ -109,14 +111,16 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
     resume = config.resume if isinstance(config, TrainConfig) else None
     if resume not in (None, "auto"):
         checkpoint = open_checkpoint(Path(resume))
-        home = checkpoint.path.resolve().parent.parent
+        homes = [RunDir.at(path.parent.parent) for path in (checkpoint.path.absolute(), checkpoint.path.resolve())]
+        rundir = next((home for home in homes if home.holds_a_run()), homes[-1])
+        home = rundir.path.resolve()
         if run_dir is not None and Path(run_dir).resolve() != home:
             raise NovaError(
                 f"the checkpoint belongs to the run {home}",
                 where=f"run_dir={run_dir}",
                 fix="leave run_dir out, or start a new run with model=<checkpoint>/model",
             )
-        rundir = RunDir(Path(run_dir) if run_dir else checkpoint.path.absolute().parent.parent)
+        rundir = RunDir.at(run_dir) if run_dir else rundir
         if not rundir.holds_a_run():
             raise NovaError(
                 "the checkpoint does not lie in the directory of a run",
@@ -125,9 +129,9 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
             )
         _check_kind(rundir, kind)
         _claim(rundir, ranks)
-        return Opened(rundir, checkpoint, _changed(config, rundir))
+        return Opened(rundir, checkpoint, [*_changed(config, rundir), *_lost(rundir, checkpoint)])
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    rundir = RunDir(Path(ranks.from_first(name)))
+    rundir = RunDir.at(ranks.from_first(name))
     _claim(rundir, ranks)
     if resume is None:
         rundir.refuse_if_taken()
@@ -141,11 +145,14 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
             where=f"run_dir={rundir.path}",
             fix="restore one, or start again in another run_dir",
         )
+    if found is None and rundir.has_saved():
+        raise _missing(rundir)
     if found is None:
         what = "has saved nothing to go on from, and starts anew" if rundir.holds_a_run() else "is new: none was there"
         return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"])
     earlier = [f"resuming from an earlier checkpoint: {trouble}" for trouble in troubles]
-    return Opened(rundir, open_checkpoint(found.path), earlier + _changed(config, rundir))
+    checkpoint = open_checkpoint(found.path)
+    return Opened(rundir, checkpoint, [*earlier, *_changed(config, rundir), *_lost(rundir, checkpoint)])
 
 
 def _mended(rundir: RunDir) -> Checkpoints:
@@ -153,6 +160,29 @@ def _mended(rundir: RunDir) -> Checkpoints:
     checkpoints = Checkpoints(rundir.path / "checkpoints", keep=1)
     checkpoints.mend()
     return checkpoints
+
+
+def _missing(rundir: RunDir) -> NovaError:
+    """The run says that it has saved checkpoints, and there are none: nothing of it may be cleared."""
+    folder = rundir.path / "checkpoints"
+    how = "is empty" if folder.is_dir() else "is not there"
+    if folder.is_symlink() and not folder.exists():
+        how = f"is a link to {os.readlink(folder)}, which is not there"
+    return NovaError(
+        f"the run has saved checkpoints, and {folder} {how}",
+        where=f"run_dir={rundir.path}",
+        fix="bring them back (is the disk mounted?), or start again in another run_dir",
+    )
+
+
+def _lost(rundir: RunDir, checkpoint: Checkpoint) -> list[str]:
+    """What is said of logs that are not as the checkpoint knows them. NovaError: what is there cannot be read, so that
+    nothing may be appended."""
+    sizes = checkpoint.outline()["logs"]
+    for _ in read_lines(rundir.path / "metrics.jsonl", most=sizes.get("metrics.jsonl", 0)):
+        pass
+    lost = rundir.lost_logs(sizes)
+    return [lost] if lost else []
 
 
 def _claim(rundir: RunDir, ranks: Ranks) -> None:
@@ -193,6 +223,7 @@ class Session:
     order: int = 0
     step_seconds: float = 0.0
     saved_order: int = -1
+    noted_saved: bool = False
     started: float = field(default_factory=time.perf_counter)
     snapshot: Snapshot = dict
     prefix: str = "step"
@@ -217,10 +248,11 @@ class Session:
                 self.checkpoints.mend()
                 self.checkpoints.prune()
                 self.rundir.cut_logs(state["logs"])
+                self.rundir.note_saved()
             else:
                 self.rundir.clear_logs()
                 self.rundir.write_json("manifest.json", {**environment(), **manifest})
-            (self.rundir.path / "config.yaml").write_text(config_text)
+            self.rundir.write_text("config.yaml", config_text)
         self.ranks.wait()
 
     def announce(self, notes: Sequence[str], **about: Any) -> None:
@@ -316,9 +348,12 @@ class Session:
         written = True
         if self.ranks.rank == 0:
             self.bus.flush()
-            document = {**self.snapshot(), "facts": self.facts, "logs": self.rundir.log_sizes()}
             try:
+                document = {**self.snapshot(), "facts": self.facts, "logs": self.rundir.log_sizes()}
                 self.checkpoints.save(name, document, self.write_model, order=self.order, best=best)
+                if not self.noted_saved:
+                    self.rundir.note_saved()
+                    self.noted_saved = True
             except OSError as error:
                 written = False
                 self.bus.event("save_failed", name=name, reason=str(error))

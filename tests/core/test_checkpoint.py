@@ -286,7 +286,9 @@ def test_a_copy_that_followed_links_has_links_again(tmp_path: Path) -> None:
     copy = Checkpoints(tmp_path / "copy", keep=3)
     assert (tmp_path / "copy" / "latest").is_dir() and not links(tmp_path / "copy")
     copy.mend()
-    assert links(tmp_path / "copy") == {"latest": "step-000002", "best": "step-000001"} and steps(tmp_path / "copy") == [
+    assert links(tmp_path / "copy") == {"latest": "step-000002", "best": "step-000001"} and steps(
+        tmp_path / "copy"
+    ) == [
         1,
         2,
     ]

@@ -19,7 +19,7 @@ from novarl.config.load import to_yaml
 from novarl.config.tree import EvalConfig
 from novarl.core import collector
 from novarl.core.bus import Bus
-from novarl.core.errors import NovaError
+from novarl.core.errors import NovaError, visible
 from novarl.core.rundir import RunDir, environment
 from novarl.core.types import Prompt, Sampling
 from novarl.loops.evaluate import Evaluation
@@ -91,8 +91,8 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         notes = _notes(config)
         _write(config, opened.rundir, rows, found, summary, notes)
         for note in notes:
-            print(f"Note: {note}")
-        print(render_summary(summary), end="")
+            print(visible(f"Note: {note}"))
+        print(visible(render_summary(summary)), end="")
     ranks.stop()
     return summary
 

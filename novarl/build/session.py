@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from novarl.config.base import RunConfig, TrainConfig
 from novarl.core import collector
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoint, Checkpoints, open_checkpoint
-from novarl.core.errors import NovaError
+from novarl.core.errors import NovaError, visible
 from novarl.core.rundir import RunDir, environment
 from novarl.core.types import Record
 from novarl.distributed.ranks import Ranks
@@ -41,19 +41,21 @@ Snapshot = Callable[[], dict[str, Any]]
 
 
 class Stopped(Exception):
-    """Ctrl-C or SIGTERM was obeyed: the update was finished and the state saved."""
+    """Ctrl-C, SIGTERM or SIGHUP was obeyed: the update was finished and the state saved."""
 
 
 class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the update; the second one stops at once."""
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP (the terminal was closed) into a wish to stop after the update; the
+    second one stops at once. A SIGHUP that is ignored (nohup) stays so."""
 
     def __init__(self) -> None:
         self.wanted = False
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self.before[number] = signal.signal(number, self._note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self.before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,7 +66,8 @@ class Interrupts:
         if self.wanted:
             raise KeyboardInterrupt
         self.wanted = True
-        print("\nstopping after this update, then saving (once more to stop at once)", file=sys.stderr)
+        with suppress(OSError):  # the terminal may be gone
+            print("\nstopping after this update, then saving (once more to stop at once)", file=sys.stderr)
 
 
 @dataclass
@@ -95,9 +98,9 @@ class Opened:
             return None
         done = summary["steps"]
         said = f"this run is finished, after {done} step{'s' * (done != 1)}; to go on, give it more: steps={2 * done}"
-        print(f"{self.rundir.path}: {said}")
+        print(visible(f"{self.rundir.path}: {said}"))
         for note in self.notes:
-            print(f"Note: {note}, which changes nothing any more")
+            print(visible(f"Note: {note}, which changes nothing any more"))
         return summary
 
 
@@ -197,7 +200,7 @@ def _changed(config: RunConfig, rundir: RunDir) -> list[str]:
 
 def _check_kind(rundir: RunDir, kind: str) -> None:
     """Refuse to go on with a run of another command: its state would fit, and mean something else."""
-    held = (rundir.read_json("manifest.json") or {}).get("kind", kind)
+    held = (rundir.manifest() or {}).get("kind", kind)
     if held != kind:
         raise NovaError(
             f"the run there is one of novarl {held}, and this is novarl {kind}",
@@ -235,7 +238,7 @@ class Session:
     ) -> None:
         """Make the directory, or cut its logs back to the checkpoint: the first thing that is written."""
         if state is not None and opened.checkpoint is not None:
-            self.facts, self.order = dict(state["facts"]), opened.checkpoint.order
+            self.facts, self.order, self.noted_saved = dict(state["facts"]), opened.checkpoint.order, True
             self.saved_order = self.order
         collector.started()
         self.ranks.wait()  # until all have looked at the directory: a late rank would find this very run in it
@@ -351,20 +354,24 @@ class Session:
             try:
                 document = {**self.snapshot(), "facts": self.facts, "logs": self.rundir.log_sizes()}
                 self.checkpoints.save(name, document, self.write_model, order=self.order, best=best)
-                if not self.noted_saved:
-                    self.rundir.note_saved()
-                    self.noted_saved = True
+                self._note_saved()
             except OSError as error:
                 written = False
                 self.bus.event("save_failed", name=name, reason=str(error))
-                print(
-                    f"novarl: checkpoint {name} could not be written ({error}); the last good one is kept",
-                    file=sys.stderr,
-                )
+                kept = "the last good one is kept" if self.noted_saved else "none has been saved yet"
+                what = f"novarl: checkpoint {name} could not be written ({error}); {kept}"
+                print(visible(what), file=sys.stderr)
         written = self.ranks.from_first(written)
         if written:
             self.saved_order = self.order
         return written
+
+    def _note_saved(self) -> None:
+        """Once, outside the checkpoints' folder, which may be lost as a whole."""
+        if not self.noted_saved:
+            with suppress(OSError):  # the next save tries again
+                self.rundir.note_saved()
+                self.noted_saved = True
 
     @contextmanager
     def drawing(self, what: str) -> Iterator[None]:

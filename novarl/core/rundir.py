@@ -68,10 +68,8 @@ class RunDir:
         while path.is_symlink() and links < 40:
             path, links = path.parent / os.readlink(path), links + 1
         if links and not path.is_dir():
-            what = (
-                "is a link that leads in a circle" if path.is_symlink() else f"is a link to {path}, which is not there"
-            )
-            raise NovaError(f"run_dir {what}", where=f"run_dir={name}", fix="name the directory itself")
+            what = "leads in a circle" if path.is_symlink() else f"leads to {path}, which is not there"
+            raise NovaError(f"run_dir is a link that {what}", where=f"run_dir={name}", fix="name the directory itself")
         return cls(path)
 
     def manifest(self) -> dict[str, Any] | None:

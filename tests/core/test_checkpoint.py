@@ -211,7 +211,7 @@ def test_unsaveable_state_is_an_error(tmp_path: Path) -> None:
         Checkpoints(tmp_path, keep=1).save("x", {"a": {1, 2}}, write_model(1), order=1)
 
 
-# ---------------------------------------------------------------------------------- the links are derived, never trusted
+# --------------------------------------------------------------------------------- the links are derived, never trusted
 
 
 def save_best(checkpoints: Checkpoints, value: int) -> None:

@@ -99,13 +99,15 @@ def read_lines(path: Path, *, most: int | None = None) -> Iterator[dict[str, Any
         read = 0
         for number, line in enumerate(file, start=1):
             read += len(line)
-            if not line.endswith(b"\n") or (most is not None and read > most):
+            if not line.endswith(b"\n") or (most is not None and read - len(line) >= most):
                 return
             try:
                 value = json.loads(line.decode())
             except (ValueError, RecursionError) as error:
                 why = {UnicodeDecodeError: "not UTF-8 text", RecursionError: "nested too deeply"}.get(type(error))
-                raise NovaError(why or f"not JSON: {error}", where=f"{path}:{number}", fix=_FIX) from None
+                raise NovaError(
+                    why or f"not JSON: {getattr(error, 'msg', error)}", where=f"{path}:{number}", fix=_FIX
+                ) from None
             if not isinstance(value, dict) or not isinstance(value.get("nonfinite", {}), dict):
                 raise NovaError("not a line that a run writes", where=f"{path}:{number}", fix=_FIX)
             yield value

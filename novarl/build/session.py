@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from novarl.build.changes import changes
+from novarl.build.sources import changed, digests
 from novarl.config.base import RunConfig, TrainConfig
 from novarl.core import collector
 from novarl.core.bus import Bus
@@ -77,7 +78,9 @@ class Opened:
     rundir: RunDir
     checkpoint: Checkpoint | None
     notes: list[str]
-    """What whoever resumes should know: checkpoints that are damaged, settings that are others now."""
+    """What whoever resumes should know: checkpoints that are damaged, settings and files that are others now."""
+    files: dict[str, str] = field(default_factory=dict)
+    """The sha256 of each file that the run learns from."""
 
     @cached_property
     def state(self) -> dict[str, Any] | None:
@@ -132,13 +135,13 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
             )
         _check_kind(rundir, kind)
         _claim(rundir, ranks)
-        return Opened(rundir, checkpoint, [*_changed(config, rundir), *_lost(rundir, checkpoint)])
+        return Opened(rundir, checkpoint, [*_changed(config, rundir), *_lost(rundir, checkpoint)], digests(config))
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     rundir = RunDir.at(ranks.from_first(name))
     _claim(rundir, ranks)
     if resume is None:
         rundir.refuse_if_taken()
-        return Opened(rundir, None, [])
+        return Opened(rundir, None, [], digests(config))
     rundir.refuse_strangers()
     _check_kind(rundir, kind)
     found, troubles = ranks.from_first(_mended(rundir).find() if ranks.rank == 0 else (None, []))
@@ -152,10 +155,11 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
         raise _missing(rundir)
     if found is None:
         what = "has saved nothing to go on from, and starts anew" if rundir.holds_a_run() else "is new: none was there"
-        return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"])
+        return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"], digests(config))
     earlier = [f"resuming from an earlier checkpoint: {trouble}" for trouble in troubles]
     checkpoint = open_checkpoint(found.path)
-    return Opened(rundir, checkpoint, [*earlier, *_changed(config, rundir), *_lost(rundir, checkpoint)])
+    notes = [*earlier, *_changed(config, rundir), *_lost(rundir, checkpoint)]
+    return Opened(rundir, checkpoint, notes, digests(config))
 
 
 def _mended(rundir: RunDir) -> Checkpoints:
@@ -195,7 +199,8 @@ def _claim(rundir: RunDir, ranks: Ranks) -> None:
 
 
 def _changed(config: RunConfig, rundir: RunDir) -> list[str]:
-    return [f"resuming {change}" for change in changes(config, rundir)]
+    before = (rundir.manifest() or {}).get("files", {})
+    return [f"resuming {change}" for change in changes(config, rundir)] + changed(before, digests(config))
 
 
 def _check_kind(rundir: RunDir, kind: str) -> None:
@@ -251,10 +256,10 @@ class Session:
                 self.checkpoints.mend()
                 self.checkpoints.prune()
                 self.rundir.cut_logs(state["logs"])
-                self.rundir.note_saved()
+                self.rundir.note(saved=True, files=opened.files)
             else:
                 self.rundir.clear_logs()
-                self.rundir.write_json("manifest.json", {**environment(), **manifest})
+                self.rundir.write_json("manifest.json", {**environment(), **manifest, "files": opened.files})
             self.rundir.write_text("config.yaml", config_text)
         self.ranks.wait()
 
@@ -351,6 +356,7 @@ class Session:
         written = True
         if self.ranks.rank == 0:
             self.bus.flush()
+            self.rundir.check_is_there()
             try:
                 document = {**self.snapshot(), "facts": self.facts, "logs": self.rundir.log_sizes()}
                 self.checkpoints.save(name, document, self.write_model, order=self.order, best=best)
@@ -370,7 +376,7 @@ class Session:
         """Once, outside the checkpoints' folder, which may be lost as a whole."""
         if not self.noted_saved:
             with suppress(OSError):  # the next save tries again
-                self.rundir.note_saved()
+                self.rundir.note(saved=True)
                 self.noted_saved = True
 
     @contextmanager

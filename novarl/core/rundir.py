@@ -88,17 +88,25 @@ class RunDir:
     def holds_a_run(self) -> bool:
         return self.manifest() is not None
 
+    def check_is_there(self) -> None:
+        """NovaError where the directory was removed: what the run writes by open files is lost, and all else would make
+        a directory that is no run."""
+        if not (self.path / "manifest.json").exists():
+            what = "the directory was removed while the run was writing there"
+            raise NovaError(what, where=f"run_dir={self.path}", fix="start again; what it held is lost")
+
     def has_saved(self) -> bool:
         """Whether the run says that it has saved a checkpoint, be it there or not."""
         if (self.manifest() or {}).get("saved"):
             return True
         return ((self.read_json("summary.json") or {}).get("status")) in ("done", "stopped")
 
-    def note_saved(self) -> None:
-        """Let the manifest say that there are checkpoints: who finds none later knows that they were lost."""
+    def note(self, **facts: Any) -> None:
+        """Let the manifest say so, too: that there are checkpoints (`saved`), so that who finds none later knows that
+        they were lost; or what is in the files that the run learns from (`files`)."""
         manifest = self.manifest()
-        if manifest is not None and not manifest.get("saved"):
-            self.write_json("manifest.json", {**manifest, "saved": True})
+        if manifest is not None and {**manifest, **facts} != manifest:
+            self.write_json("manifest.json", {**manifest, **facts})
 
     def claim(self) -> NovaError | None:
         """Keep every other process from writing here until `let_go`, or this one's end; the error to raise where one is

@@ -103,7 +103,10 @@ def test_a_run_directory_that_vanishes_is_said(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(JsonlSink, "step", step)
     ended = novarl(*STEPS, f"run_dir={run}")
     assert ended.code == 2 and "Traceback" not in ended.err and "fault in NovaRL" not in ended.err
-    assert "No such file or directory" in ended.err.splitlines()[-1]
+    assert ended.err == (
+        f"novarl: run_dir={run}: the directory was removed while the run was writing there "
+        "(start again; what it held is lost)\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +156,7 @@ def test_hostile_text_is_shown_escaped() -> None:
 
 def test_hostile_names_and_messages_reach_no_terminal_raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", HOSTILE: "b"}] * 20)
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", HOSTILE[:-2]: "b"}] * 20)
     (tmp_path / "mine.py").write_text("def reward_fn(messages, answer):\n    raise ValueError('\\x1b]0;pwned\\x07')\n")
     words = [
         ("explain", "rl", "task=sort", "run_dir=\x1b[31m\u202e"),

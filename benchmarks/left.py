@@ -1,5 +1,6 @@
-"""What a run has left in its directory, without what the clock, the machine and the place decide: equal for two runs that
-are the same, whether they were stopped on the way or not.
+"""What a run has left in its directory, without what the clock, the machine and the place decide.
+
+It is equal for two runs that are the same, whether they were stopped on the way or not.
 
 Left out: metrics under `time/` and what the glossary does not call deterministic; timestamps, seconds, paths, host
 names and process ids; of events, those that say that the run began, went on or was stopped (`start`, `phase`, `alert`,

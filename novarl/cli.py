@@ -1,13 +1,15 @@
 """The command line: `novarl COMMAND [CONFIG] [key=value ...]`.
 
 Nothing heavy is imported until a command needs it: `--help` loads neither pydantic nor torch, `explain` no torch.
-Exit codes: 0 done; 2 the user's mistake, in one line on stderr (several keys that cannot be: a line for each); 1 ours,
-with a traceback; 130 stopped by Ctrl-C or SIGTERM, all saved.
+Exit codes: 0 done; 2 a mistake in the input, or a fault of the environment (a disk, a damaged file, no memory), in one
+line on stderr (several keys that cannot be: a line for each); 3 another process of the run is gone; 1 a fault in
+NovaRL, with a traceback; 130 stopped by Ctrl-C, SIGTERM or SIGHUP, all saved.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import novarl
 from novarl.core import collector
-from novarl.core.errors import NovaError
-from novarl.core.memory import first_line, out_of_memory
+from novarl.core.errors import NovaError, visible
 from novarl.core.processor import exact_products
 
 if TYPE_CHECKING:
@@ -61,19 +62,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except NovaError as error:
         for mistake in error.each:
-            print(f"novarl: {mistake}", file=sys.stderr)
-        return 2
+            _tell(str(mistake))
+        return error.code
     except KeyboardInterrupt as stop:
-        print(f"novarl: {str(stop) or 'stopped'}", file=sys.stderr)
+        _tell(str(stop) or "stopped")
         return 130
     except Exception as error:
-        if (lacking := _no_memory(error) or _full_disk(error)) is not None:
-            print(f"novarl: {lacking}", file=sys.stderr)
-            return 2
+        from novarl.core.surroundings import environment_fault
+
+        if (fault := environment_fault(error)) is not None:
+            _tell(str(fault))
+            return fault.code
         error.add_note(
             f"This is a fault in NovaRL {novarl.__version__}, not in your input: please report it with the lines above."
         )
         raise
+
+
+def _tell(what: str) -> None:
+    """One line on the standard error, which may be gone with its terminal."""
+    with contextlib.suppress(OSError):
+        print(f"novarl: {visible(what)}", file=sys.stderr)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -91,28 +100,6 @@ def _dispatch(words: list[str]) -> int:
         with collector.resting():
             _run(command, rest)
     return 0
-
-
-def _full_disk(error: Exception) -> NovaError | None:
-    """A disk without room is the user's to mend, wherever it is noticed: a log, a sample, a checkpoint."""
-    import errno
-
-    from novarl.core.checkpoint import disk_error
-
-    refused = disk_error(error)
-    if refused is None or refused.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
-    fix = "make room, then go on from the last checkpoint with resume=auto"
-    return NovaError(f"the run stopped: {refused.strerror}", where=refused.filename or "disk", fix=fix)
-
-
-def _no_memory(error: Exception) -> NovaError | None:
-    """Nor has memory run out through a fault of ours, where no part of the work could be made smaller by itself: while
-    a model is loaded, or an optimiser makes its state."""
-    if not out_of_memory(error):
-        return None
-    fix = "take a smaller model or lora.rank, or lower micro.max_tokens; resume=auto goes on from a checkpoint, if any"
-    return NovaError(f"the run stopped: memory ran out ({first_line(error)})", fix=fix)
 
 
 def _front(command: str, words: list[str]) -> int:
@@ -184,7 +171,7 @@ def _explain(rest: list[str]) -> None:
         if other != kind:
             what, fix = f"kind is {other!r}, and this is novarl explain {kind}", f"run novarl explain {other}"
             raise NovaError(what, where=f"{place} kind", fix=f"{fix} {path}" if path else fix)
-    print(describe(_fill(_load(kind, rest)), ran=_ran(path)), end="")
+    print(visible(describe(_fill(_load(kind, rest)), ran=_ran(path))), end="")
 
 
 def _ran(path: str | None) -> list[str]:
@@ -197,7 +184,10 @@ def _ran(path: str | None) -> list[str]:
         return []
     with open(events, encoding="utf-8") as lines:
         begun = [line for line in lines if '"kind": "start"' in line and line.endswith("\n")]
-    last = json.loads(begun[-1]) if begun else {}
+    try:
+        last = json.loads(begun[-1]) if begun else {}
+    except ValueError:
+        raise NovaError("not JSON", where=events, fix="restore the file from a copy") from None
     if "attention" not in last:
         return []
     return [f"This run began on {last['device']}: attention by {last['attention']}, modules {last['modules']}."]

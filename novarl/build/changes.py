@@ -26,7 +26,11 @@ def changes(config: RunConfig, rundir: RunDir) -> list[str]:
     file = rundir.path / "config.yaml"
     if not file.is_file():
         return []
-    held, mine = read(file)[0], to_dict(config)
+    try:
+        held, mine = read(file)[0], to_dict(config)
+    except NovaError as error:
+        fix = "restore it from a copy, or delete it: a run that goes on writes it anew"
+        raise NovaError(error.what, where=error.where, fix=fix) from None
     for key in SAME:
         before, now = held.get(key, mine.get(key)), mine.get(key)
         if before != now and not isinstance(now, Mapping):

@@ -20,7 +20,7 @@ from novarl.config.load import to_yaml
 from novarl.config.tree import EvalConfig
 from novarl.core import collector
 from novarl.core.bus import Bus
-from novarl.core.errors import NovaError
+from novarl.core.errors import NovaError, visible
 from novarl.core.rundir import RunDir, environment
 from novarl.core.types import Prompt, Sampling
 from novarl.loops.evaluate import Evaluation
@@ -97,8 +97,8 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
             notes.append(f"{chosen}: mean reward {mean:.3f} [{low:.3f}, {high:.3f}]")
         _write(config, opened.rundir, rows, found, summary, notes)
         for note in notes:
-            print(f"Note: {note}")
-        print(render_summary(summary), end="")
+            print(visible(f"Note: {note}"))
+        print(visible(render_summary(summary)), end="")
     ranks.stop()
     return summary
 
@@ -123,7 +123,7 @@ def _write(
     """What an evaluation leaves behind: the same files as a training run, but for its metrics."""
     rundir.create()
     rundir.write_json("manifest.json", {**environment(), "kind": "eval", "seed": config.seed})
-    (rundir.path / "config.yaml").write_text(to_yaml(config))
+    rundir.write_text("config.yaml", to_yaml(config))
     bus = Bus([JsonlSink(rundir.path)])
     rows.report(bus)
     for note in notes:

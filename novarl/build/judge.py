@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from novarl.build.sampling import Sampler
+from novarl.core.checkpoint import write_atomic
+from novarl.core.errors import visible
 from novarl.core.types import Message, Prompt, Rollout, Sampling, Scored
 from novarl.distributed.ranks import Ranks
 from novarl.loops.admit import turns_of
@@ -69,7 +71,7 @@ def write_samples(path: Path, rows: Sequence[Scored]) -> None:
             + f"given (reward {score}, {ENDED.get(rollout.finish_reason, rollout.finish_reason)}):\n\n"
             + f"{_conversation(_said(rollout)) if turns_of(rollout) > 1 else _fence(rollout.text)}\n"
         )
-    path.write_text("\n".join(parts), encoding="utf-8", errors="backslashreplace")
+    write_atomic(path, visible("\n".join(parts)))
 
 
 def _said(rollout: Rollout) -> Sequence[Message]:

@@ -16,6 +16,8 @@ from novarl.build.preference_plan import PreferencePlan, resolve_rm
 from novarl.build.session import Session
 from novarl.build.weights import optim_settings
 from novarl.config.preference import RMConfig
+from novarl.core.checkpoint import write_atomic
+from novarl.core.errors import visible
 from novarl.data.pairs import Pair
 from novarl.learn.preference import KTOLearner
 from novarl.learn.reward_model import HeadScorer, RatioScorer, RewardModelLearner, RewardScorer, rewards_of
@@ -107,4 +109,4 @@ def _show(base: Base, session: Session, rows: Sequence[Answers], found: RewardEv
             text = base.policy.tokenizer.decode(sequence.tokens, skip_special_tokens=False)
             indented = "\n".join(f"    {line}" for line in text.splitlines())
             parts.append(f"{name} (reward {next(given):+.3f}):\n\n{indented}\n")
-    (folder / "samples.md").write_text("\n".join(parts), encoding="utf-8", errors="backslashreplace")
+    write_atomic(folder / "samples.md", visible("\n".join(parts)))

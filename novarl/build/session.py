@@ -6,12 +6,13 @@ The loops yield; a Session does what the caller of a loop does after each yield:
 from __future__ import annotations
 
 import math
+import os
 import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +23,18 @@ from typing import Any
 import torch
 
 from novarl.build.changes import changes
+from novarl.build.sources import changed, digests
 from novarl.config.base import RunConfig, TrainConfig
 from novarl.core import collector
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoint, Checkpoints, open_checkpoint
-from novarl.core.errors import NovaError
+from novarl.core.errors import NovaError, visible
 from novarl.core.rundir import RunDir, environment
 from novarl.core.types import Record
 from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
+from novarl.observe.sinks.jsonl import read_lines
 
 _RSS_PER_MB = 1024**2 if sys.platform == "darwin" else 1024
 """The kernel counts resident memory in bytes on macOS, in KiB elsewhere."""
@@ -39,19 +42,21 @@ Snapshot = Callable[[], dict[str, Any]]
 
 
 class Stopped(Exception):
-    """Ctrl-C or SIGTERM was obeyed: the update was finished and the state saved."""
+    """Ctrl-C, SIGTERM or SIGHUP was obeyed: the update was finished and the state saved."""
 
 
 class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the update; the second one stops at once."""
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP (the terminal was closed) into a wish to stop after the update; the
+    second one stops at once. A SIGHUP that is ignored (nohup) stays so."""
 
     def __init__(self) -> None:
         self.wanted = False
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self.before[number] = signal.signal(number, self._note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self.before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +67,8 @@ class Interrupts:
         if self.wanted:
             raise KeyboardInterrupt
         self.wanted = True
-        print("\nstopping after this update, then saving (once more to stop at once)", file=sys.stderr)
+        with suppress(OSError):  # the terminal may be gone
+            print("\nstopping after this update, then saving (once more to stop at once)", file=sys.stderr)
 
 
 @dataclass
@@ -72,7 +78,9 @@ class Opened:
     rundir: RunDir
     checkpoint: Checkpoint | None
     notes: list[str]
-    """What whoever resumes should know: checkpoints that are damaged, settings that are others now."""
+    """What whoever resumes should know: checkpoints that are damaged, settings and files that are others now."""
+    files: dict[str, str] = field(default_factory=dict)
+    """The sha256 of each file that the run learns from."""
 
     @cached_property
     def state(self) -> dict[str, Any] | None:
@@ -93,9 +101,9 @@ class Opened:
             return None
         done = summary["steps"]
         said = f"this run is finished, after {done} step{'s' * (done != 1)}; to go on, give it more: steps={2 * done}"
-        print(f"{self.rundir.path}: {said}")
+        print(visible(f"{self.rundir.path}: {said}"))
         for note in self.notes:
-            print(f"Note: {note}, which changes nothing any more")
+            print(visible(f"Note: {note}, which changes nothing any more"))
         return summary
 
 
@@ -109,14 +117,16 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
     resume = config.resume if isinstance(config, TrainConfig) else None
     if resume not in (None, "auto"):
         checkpoint = open_checkpoint(Path(resume))
-        home = checkpoint.path.resolve().parent.parent
+        homes = [RunDir.at(path.parent.parent) for path in (checkpoint.path.absolute(), checkpoint.path.resolve())]
+        rundir = next((home for home in homes if home.holds_a_run()), homes[-1])
+        home = rundir.path.resolve()
         if run_dir is not None and Path(run_dir).resolve() != home:
             raise NovaError(
                 f"the checkpoint belongs to the run {home}",
                 where=f"run_dir={run_dir}",
                 fix="leave run_dir out, or start a new run with model=<checkpoint>/model",
             )
-        rundir = RunDir(Path(run_dir) if run_dir else checkpoint.path.absolute().parent.parent)
+        rundir = RunDir.at(run_dir) if run_dir else rundir
         if not rundir.holds_a_run():
             raise NovaError(
                 "the checkpoint does not lie in the directory of a run",
@@ -125,28 +135,61 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
             )
         _check_kind(rundir, kind)
         _claim(rundir, ranks)
-        return Opened(rundir, checkpoint, _changed(config, rundir))
+        return Opened(rundir, checkpoint, [*_changed(config, rundir), *_lost(rundir, checkpoint)], digests(config))
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    rundir = RunDir(Path(ranks.from_first(name)))
+    rundir = RunDir.at(ranks.from_first(name))
     _claim(rundir, ranks)
     if resume is None:
         rundir.refuse_if_taken()
-        return Opened(rundir, None, [])
+        return Opened(rundir, None, [], digests(config))
     rundir.refuse_strangers()
     _check_kind(rundir, kind)
-    found, troubles = Checkpoints(rundir.path / "checkpoints", keep=1).find() if ranks.rank == 0 else (None, [])
-    found, troubles = ranks.from_first((found, troubles))
+    found, troubles = ranks.from_first(_mended(rundir).find() if ranks.rank == 0 else (None, []))
     if found is None and troubles:
         raise NovaError(
             f"none of its checkpoints can be used ({troubles[0]})",
             where=f"run_dir={rundir.path}",
             fix="restore one, or start again in another run_dir",
         )
+    if found is None and rundir.has_saved():
+        raise _missing(rundir)
     if found is None:
         what = "has saved nothing to go on from, and starts anew" if rundir.holds_a_run() else "is new: none was there"
-        return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"])
+        return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"], digests(config))
     earlier = [f"resuming from an earlier checkpoint: {trouble}" for trouble in troubles]
-    return Opened(rundir, open_checkpoint(found.path), earlier + _changed(config, rundir))
+    checkpoint = open_checkpoint(found.path)
+    notes = [*earlier, *_changed(config, rundir), *_lost(rundir, checkpoint)]
+    return Opened(rundir, checkpoint, notes, digests(config))
+
+
+def _mended(rundir: RunDir) -> Checkpoints:
+    """Its checkpoints, with what an interrupted save has left undone now done."""
+    checkpoints = Checkpoints(rundir.path / "checkpoints", keep=1)
+    checkpoints.mend()
+    return checkpoints
+
+
+def _missing(rundir: RunDir) -> NovaError:
+    """The run says that it has saved checkpoints, and there are none: nothing of it may be cleared."""
+    folder = rundir.path / "checkpoints"
+    how = "is empty" if folder.is_dir() else "is not there"
+    if folder.is_symlink() and not folder.exists():
+        how = f"is a link to {os.readlink(folder)}, which is not there"
+    return NovaError(
+        f"the run has saved checkpoints, and {folder} {how}",
+        where=f"run_dir={rundir.path}",
+        fix="bring them back (is the disk mounted?), or start again in another run_dir",
+    )
+
+
+def _lost(rundir: RunDir, checkpoint: Checkpoint) -> list[str]:
+    """What is said of logs that are not as the checkpoint knows them. NovaError: what is there cannot be read, so that
+    nothing may be appended."""
+    sizes = checkpoint.outline()["logs"]
+    for _ in read_lines(rundir.path / "metrics.jsonl", most=sizes.get("metrics.jsonl", 0)):
+        pass
+    lost = rundir.lost_logs(sizes)
+    return [lost] if lost else []
 
 
 def _claim(rundir: RunDir, ranks: Ranks) -> None:
@@ -156,12 +199,13 @@ def _claim(rundir: RunDir, ranks: Ranks) -> None:
 
 
 def _changed(config: RunConfig, rundir: RunDir) -> list[str]:
-    return [f"resuming {change}" for change in changes(config, rundir)]
+    before = (rundir.manifest() or {}).get("files", {})
+    return [f"resuming {change}" for change in changes(config, rundir)] + changed(before, digests(config))
 
 
 def _check_kind(rundir: RunDir, kind: str) -> None:
     """Refuse to go on with a run of another command: its state would fit, and mean something else."""
-    held = (rundir.read_json("manifest.json") or {}).get("kind", kind)
+    held = (rundir.manifest() or {}).get("kind", kind)
     if held != kind:
         raise NovaError(
             f"the run there is one of novarl {held}, and this is novarl {kind}",
@@ -187,6 +231,7 @@ class Session:
     order: int = 0
     step_seconds: float = 0.0
     saved_order: int = -1
+    noted_saved: bool = False
     started: float = field(default_factory=time.perf_counter)
     snapshot: Snapshot = dict
     prefix: str = "step"
@@ -198,7 +243,7 @@ class Session:
     ) -> None:
         """Make the directory, or cut its logs back to the checkpoint: the first thing that is written."""
         if state is not None and opened.checkpoint is not None:
-            self.facts, self.order = dict(state["facts"]), opened.checkpoint.order
+            self.facts, self.order, self.noted_saved = dict(state["facts"]), opened.checkpoint.order, True
             self.saved_order = self.order
         collector.started()
         self.ranks.wait()  # until all have looked at the directory: a late rank would find this very run in it
@@ -208,11 +253,14 @@ class Session:
                 if aside := self.checkpoints.abandon(opened.checkpoint.order):
                     what = f"resuming from {opened.checkpoint.path.name}, so later checkpoints are set aside"
                     self.rewound.append(f"{what}: {', '.join(sorted(aside))}")
+                self.checkpoints.mend()
+                self.checkpoints.prune()
                 self.rundir.cut_logs(state["logs"])
+                self.rundir.note(saved=True, files=opened.files)
             else:
                 self.rundir.clear_logs()
-                self.rundir.write_json("manifest.json", {**environment(), **manifest})
-            (self.rundir.path / "config.yaml").write_text(config_text)
+                self.rundir.write_json("manifest.json", {**environment(), **manifest, "files": opened.files})
+            self.rundir.write_text("config.yaml", config_text)
         self.ranks.wait()
 
     def announce(self, notes: Sequence[str], **about: Any) -> None:
@@ -308,20 +356,28 @@ class Session:
         written = True
         if self.ranks.rank == 0:
             self.bus.flush()
-            document = {**self.snapshot(), "facts": self.facts, "logs": self.rundir.log_sizes()}
+            self.rundir.check_is_there()
             try:
+                document = {**self.snapshot(), "facts": self.facts, "logs": self.rundir.log_sizes()}
                 self.checkpoints.save(name, document, self.write_model, order=self.order, best=best)
+                self._note_saved()
             except OSError as error:
                 written = False
                 self.bus.event("save_failed", name=name, reason=str(error))
-                print(
-                    f"novarl: checkpoint {name} could not be written ({error}); the last good one is kept",
-                    file=sys.stderr,
-                )
+                kept = "the last good one is kept" if self.noted_saved else "none has been saved yet"
+                what = f"novarl: checkpoint {name} could not be written ({error}); {kept}"
+                print(visible(what), file=sys.stderr)
         written = self.ranks.from_first(written)
         if written:
             self.saved_order = self.order
         return written
+
+    def _note_saved(self) -> None:
+        """Once, outside the checkpoints' folder, which may be lost as a whole."""
+        if not self.noted_saved:
+            with suppress(OSError):  # the next save tries again
+                self.rundir.note(saved=True)
+                self.noted_saved = True
 
     @contextmanager
     def drawing(self, what: str) -> Iterator[None]:

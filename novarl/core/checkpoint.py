@@ -2,9 +2,11 @@
 
 A checkpoint is a folder: `model/` (Hugging Face safetensors, loadable as it is), `tensors.safetensors` (optimiser
 moments and everything else that is a tensor), `state.json` (everything that is not), `MANIFEST` (the sha256 of each
-file, written last). It is written beside its place, synced, renamed, and only then named by the link
-`checkpoints/latest`; a kill at any instant leaves either the new checkpoint or the old one. No pickle is ever written
-or read.
+file, written last). It is written beside its place, synced and renamed; a kill at any instant leaves either the new
+checkpoint or the old one. No pickle is ever written or read.
+
+The links `latest` and `best` are for people and tools. A run never reads them: it derives them from the checkpoints,
+and sets them right whenever it goes on (`Checkpoints.mend`).
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from novarl.core.documents import read_object
 from novarl.core.errors import NovaError
 
 FORMAT = 1
@@ -60,8 +63,17 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
 
+    def link(self, path: Path, target: str) -> None:
+        path.symlink_to(target, target_is_directory=True)
+
+    def remove(self, path: Path) -> None:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
 
 DISK = Disk()
+
+POINTERS = ("latest", "best")
+"""The links beside the checkpoints; folders, where a copy of the run was made that followed links."""
 
 ASIDE = "abandoned-"
 """How the names of checkpoints begin whose branch a run has left by resuming from an earlier one."""
@@ -73,6 +85,7 @@ def write_atomic(path: Path, text: str) -> None:
     DISK.write(beside, text.encode())
     DISK.sync(beside)
     DISK.rename(beside, path)
+    DISK.sync(path.parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +101,14 @@ class Checkpoint:
 
     def outline(self) -> dict[str, Any]:
         """The state without its tensors, which may be large: a mark stands where each one was."""
-        state: dict[str, Any] = json.loads((self.path / "state.json").read_text())["state"]
+        state: dict[str, Any] = read_object(self.path / "state.json")["state"]
         return state
 
     def load(self) -> dict[str, Any]:
         """The state as it was saved; tensors come back on the CPU."""
         from safetensors.torch import load_file
 
-        plain = json.loads((self.path / "state.json").read_text())
+        plain = read_object(self.path / "state.json")
         state: dict[str, Any] = _join(plain["state"], load_file(self.path / "tensors.safetensors"))
         return state
 
@@ -117,14 +130,15 @@ class Checkpoints:
     ) -> Checkpoint:
         """Write a checkpoint under `name` and make it the latest; then drop all but the last `keep` and the best.
 
-        Raises OSError when the disk refuses (full, read-only); whatever was complete before stays so.
+        `best` marks it as better than all before it. Raises OSError when the disk refuses (full, read-only); whatever
+        was complete before stays so.
         """
         target, beside = self.folder / name, self.folder / f".{name}.saving"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
         try:
             beside.mkdir()
-            self._fill(beside, state, write_model, order)
+            self._fill(beside, {"format": FORMAT, "order": order, "name": name, "best": best}, state, write_model)
         except OSError:
             shutil.rmtree(beside, ignore_errors=True)
             raise
@@ -135,23 +149,64 @@ class Checkpoints:
         self._point("latest", name)
         if best:
             self._point("best", name)
-        self._prune()
-        self._sweep()
+        self.prune()
         return Checkpoint(target, order)
+
+    def mend(self) -> None:
+        """Do what an interrupted save has left undone: make the links lead to the newest whole checkpoint and to the
+        best one, and remove what lies beside. Changes nothing where all is well; no other process may write here."""
+        if not self.folder.is_dir():
+            return
+        for pointer in POINTERS:
+            self._as_link(pointer)
+        newest, _ = self.find()
+        if newest is None:
+            return
+        self._aim("latest", newest.path.name)
+        marked = (path for path, head in self._newest_first() if head.get("best") and damage(path) is None)
+        if (best := next(marked, None)) is not None:  # each of them is better than those before it
+            self._aim("best", best.name)
+        elif (self.folder / "best").is_symlink() and not (self.folder / "best").exists():
+            DISK.remove(self.folder / "best")
+        self._sweep()
+
+    def _as_link(self, pointer: str) -> None:
+        """A folder where a link should be is a copy of a checkpoint: the only one, which gets its own name, or one too
+        many."""
+        copy = self.folder / pointer
+        if copy.is_symlink() or not copy.is_dir():
+            return
+        head = _head(copy)
+        others = [other for path, other in self._newest_first() if path != copy and damage(path) is None]
+        if damage(copy) is None and all(other["order"] != head["order"] for other in others):
+            own = self.folder / str(head.get("name") or f"order-{head['order']:06d}")
+            if own.exists() and damage(own) is None:  # of another branch
+                own = own.with_name(f"order-{head['order']:06d}")
+            if own.exists():
+                DISK.rename(own, self.folder / f".{own.name}.replaced")
+            DISK.rename(copy, own)
+        elif others:
+            DISK.rename(copy, self.folder / f".{pointer}.replaced")
+
+    def _aim(self, pointer: str, name: str) -> None:
+        if self._named(pointer) != name:
+            self._point(pointer, name)
 
     def _sweep(self) -> None:
         """Remove what interrupted saves left beside the checkpoints."""
         for leftover in self.folder.glob(".*"):
-            shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
+            DISK.remove(leftover)
 
-    def _fill(self, folder: Path, state: Mapping[str, Any], write_model: Callable[[Path], None], order: int) -> None:
+    def _fill(
+        self, folder: Path, head: Mapping[str, Any], state: Mapping[str, Any], write_model: Callable[[Path], None]
+    ) -> None:
         from safetensors.torch import save_file
 
         plain, tensors = _split(state)
-        document = {"format": FORMAT, "order": order, "state": plain}
+        document = {**head, "state": plain}
         DISK.produce(folder / "model", write_model)
         DISK.produce(folder / "tensors.safetensors", lambda path: save_file(tensors, path))
-        DISK.write(folder / "state.json", json.dumps(document, indent=1, sort_keys=True).encode())
+        DISK.write(folder / "state.json", json.dumps(document, indent=1).encode())
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         for path in files:
             DISK.sync(path)
@@ -160,23 +215,36 @@ class Checkpoints:
         DISK.sync(folder / "MANIFEST")
         DISK.sync(folder)
 
-    def _prune(self) -> None:
-        kept = {self._named("latest"), self._named("best")}
-        complete = sorted((order, path) for path in self._folders() if (order := _order(path)) is not None)
-        for _, path in complete[: -self.keep]:
-            if path.name not in kept:
-                shutil.rmtree(path)
+    def prune(self) -> None:
+        """Drop what is neither among the last `keep` nor linked, and what is torn and older than all that is kept.
+
+        Each is renamed before it is removed, so that a kill leaves no half of a checkpoint under its name.
+        """
+        found = self._newest_first()
+        complete = [path.name for path, head in found if head]
+        kept = {*complete[: self.keep], *filter(None, map(self._named, POINTERS))}
+        for path, head in found:
+            if path.name not in kept and (head or _before_all(path.name, kept)):
+                DISK.rename(path, self.folder / f".{path.name}.dropped")
+        self._sweep()
 
     def _named(self, pointer: str) -> str | None:
         path = self.folder / pointer
-        return os.readlink(path) if path.is_symlink() else None
+        return os.readlink(path).rstrip("/") if path.is_symlink() else None
 
     def _point(self, pointer: str, name: str) -> None:
         """Make the link `pointer` lead to the checkpoint `name`: to the old one or to the new one, at any instant."""
         beside = self.folder / f".{pointer}.writing"
-        beside.symlink_to(name, target_is_directory=True)
+        if beside.is_symlink():
+            DISK.remove(beside)
+        DISK.link(beside, name)
         DISK.rename(beside, self.folder / pointer)
         DISK.sync(self.folder)
+
+    def _newest_first(self) -> list[tuple[Path, dict[str, Any]]]:
+        """Each checkpoint with what it says of itself; those that cannot say it last."""
+        found = [(path, _head(path)) for path in self._folders()]
+        return sorted(found, key=lambda pair: (pair[1].get("order", -1), pair[0].name), reverse=True)
 
     def _folders(self) -> list[Path]:
         if not self.folder.is_dir():
@@ -193,29 +261,25 @@ class Checkpoints:
 
         The latest go first, so that whoever interrupts this resumes from what the run's logs still hold.
         """
-        later = sorted((order, path) for path in self._folders() if (order := _order(path) or 0) > after)
-        whole = [path for _, path in reversed(later) if damage(path) is None]  # what is torn its next save replaces
+        later = (path for path, head in self._newest_first() if head.get("order", 0) > after)
+        whole = [path for path in later if damage(path) is None]  # what is torn its next save replaces
         aside = []
         for path in whole:
             names = (f"{ASIDE}{number}-{path.name}" for number in itertools.count(1))
             aside.append(next(name for name in names if not (self.folder / name).exists()))
             DISK.rename(path, self.folder / aside[-1])
         if aside:
-            newest, _ = self.find()
-            if newest is not None:
-                self._point("latest", newest.path.name)
-            if (self.folder / "best").is_symlink() and not (self.folder / "best").exists():
-                (self.folder / "best").unlink()
             DISK.sync(self.folder)
+            self.mend()
         return aside
 
     def find(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest whole checkpoint, or None, and why each newer one was passed over."""
         troubles: list[str] = []
-        for path in sorted(self._folders(), key=lambda path: (_order(path) or -1, path.name), reverse=True):
+        for path, head in self._newest_first():
             trouble = damage(path)
             if trouble is None:
-                return Checkpoint(path, _order(path) or 0), troubles
+                return Checkpoint(path, head["order"]), troubles
             troubles.append(f"{path.name}: {trouble}")
         return None, troubles
 
@@ -234,7 +298,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             where=str(path),
             fix="resume from an earlier one, or use resume=auto",
         )
-    saved = json.loads((path / "state.json").read_text())
+    saved = read_object(path / "state.json")
     if saved.get("format") != FORMAT:
         raise NovaError(
             f"the checkpoint was written in format {saved.get('format')}, this version reads format {FORMAT}",
@@ -247,10 +311,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def damage(path: Path) -> str | None:
     """Why a checkpoint folder is not whole, or None."""
     try:
-        manifest = json.loads((path / "MANIFEST").read_text())
-    except (OSError, ValueError) as error:
-        return f"its MANIFEST cannot be read ({type(error).__name__})"
-    if not isinstance(manifest, dict) or "state.json" not in manifest:
+        manifest = read_object(path / "MANIFEST")
+    except NovaError as error:
+        return f"its MANIFEST: {error.what}"
+    if not {"state.json", "tensors.safetensors"} <= manifest.keys():
         return "its MANIFEST does not name its files"
     for name, digest in manifest.items():
         file = path / name
@@ -258,14 +322,23 @@ def damage(path: Path) -> str | None:
             return f"{name} is missing"
         if _sha256(file) != digest:
             return f"{name} differs from its checksum"
-    return None
+    return None if _head(path) else "state.json does not say its order"
 
 
-def _order(path: Path) -> int | None:
+def _head(path: Path) -> dict[str, Any]:
+    """What a checkpoint's state.json says of it: `order`, `name`, `best`; nothing where it cannot be read."""
     try:
-        return int(json.loads((path / "state.json").read_text())["order"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        document = read_object(path / "state.json")
+    except NovaError:
+        return {}
+    return {key: document.get(key) for key in ("order", "name", "best")} if type(document.get("order")) is int else {}
+
+
+def _before_all(name: str, kept: Iterable[str]) -> bool:
+    """Whether a checkpoint that can no longer say its order is, by its name, older than those `kept` of its phase."""
+    phase = name.partition("-")[0]
+    alike = [other for other in kept if other.partition("-")[0] == phase]
+    return bool(alike) and name < min(alike)
 
 
 def _sha256(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,14 +20,30 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"one of {', '.join(choices)}"
 
 
+_BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_RAW = re.compile(f"[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029{_BIDI}\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """`text` fit for a terminal: control characters but tab and newline, marks that turn the direction of text, and
+    lone surrogates are shown as escapes.
+
+    >>> print(visible("a\\x1b[2J\\u202eb"))
+    a\\x1b[2J\\u202eb
+    """
+    return _RAW.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 class NovaError(Exception):
     """A mistake that the user can mend: what happened, where, and how to mend it.
 
-    The command line prints it as one line and exits with code 2; any other exception is ours (code 1).
+    The command line prints it as one line and exits with its `code`, 2; any other exception is ours (code 1).
 
     >>> str(NovaError("unknown role 'usr'", where="chat.jsonl:3 messages[0].role", fix="use 'user'"))
     "chat.jsonl:3 messages[0].role: unknown role 'usr' (use 'user')"
     """
+
+    code: int = 2
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
         self.what, self.where, self.fix = what, where, fix
@@ -40,7 +57,13 @@ class NovaError(Exception):
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
         fix = f" ({self.fix})" if self.fix else ""
-        return " ".join(f"{where}{self.what}{fix}".split())
+        return visible(" ".join(f"{where}{self.what}{fix}".split()))
+
+
+class LostRank(NovaError):
+    """Another process of the run is gone, or no longer answers."""
+
+    code = 3
 
 
 class NovaErrors(NovaError):

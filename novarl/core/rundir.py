@@ -14,25 +14,28 @@ import json
 import math
 import os
 import platform
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import novarl
-from novarl.core import processor
+from novarl.core import checkpoint, processor
 from novarl.core.checkpoint import write_atomic
+from novarl.core.documents import read_object
 from novarl.core.errors import NovaError
 
 LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts")
 """What grows while the run goes on, and is cut back to the checkpoint when it is resumed."""
 
+KEPT = ("reference", "base")
+"""Models that the run goes on from and no checkpoint holds."""
+
 WRITTEN = (
     *LOGS,
-    *("checkpoints", "figures", "reference", "base"),
+    *("checkpoints", "figures", *KEPT),
     *("config.yaml", "summary.json", "samples.md", "front.json"),
 )
 """What a run writes beside its manifest, which comes first: found without one, it is somebody else's."""
@@ -56,11 +59,54 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._synced: dict[Path, int] = {}
+
+    @classmethod
+    def at(cls, name: str | Path) -> RunDir:
+        """The directory `name`; where that is a link, such as `runs/latest`, the one that it leads to."""
+        path, links = Path(name), 0
+        while path.is_symlink() and links < 40:
+            path, links = path.parent / os.readlink(path), links + 1
+        if links and not path.is_dir():
+            what = "leads in a circle" if path.is_symlink() else f"leads to {path}, which is not there"
+            raise NovaError(f"run_dir is a link that {what}", where=f"run_dir={name}", fix="name the directory itself")
+        return cls(path)
+
+    def manifest(self) -> dict[str, Any] | None:
+        """manifest.json; None where the directory holds none of a run. NovaError: it is a run's, and damaged."""
+        file = self.path / "manifest.json"
+        if not file.exists():
+            return None
+        try:
+            found = read_object(file, fix="restore it from a copy, or start a new run with model=<checkpoint>/model")
+        except NovaError:
+            if any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")):
+                raise
+            return None
+        return found if "novarl" in found else None
 
     def holds_a_run(self) -> bool:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return "novarl" in json.loads((self.path / "manifest.json").read_text())
-        return False
+        return self.manifest() is not None
+
+    def check_is_there(self) -> None:
+        """NovaError where the directory was removed: what the run writes by open files is lost, and all else would make
+        a directory that is no run."""
+        if not (self.path / "manifest.json").exists():
+            what = "the directory was removed while the run was writing there"
+            raise NovaError(what, where=f"run_dir={self.path}", fix="start again; what it held is lost")
+
+    def has_saved(self) -> bool:
+        """Whether the run says that it has saved a checkpoint, be it there or not."""
+        if (self.manifest() or {}).get("saved"):
+            return True
+        return ((self.read_json("summary.json") or {}).get("status")) in ("done", "stopped")
+
+    def note(self, **facts: Any) -> None:
+        """Let the manifest say so, too: that there are checkpoints (`saved`), so that who finds none later knows that
+        they were lost; or what is in the files that the run learns from (`files`)."""
+        manifest = self.manifest()
+        if manifest is not None and {**manifest, **facts} != manifest:
+            self.write_json("manifest.json", {**manifest, **facts})
 
     def claim(self) -> NovaError | None:
         """Keep every other process from writing here until `let_go`, or this one's end; the error to raise where one is
@@ -87,27 +133,38 @@ class RunDir:
         process has just done so."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            latest = self.path.parent / "latest"
-            if latest.is_symlink() or not latest.exists():
-                beside = latest.with_name(f".latest.{os.getpid()}")
-                beside.unlink(missing_ok=True)
-                beside.symlink_to(self.path.name)
-                os.replace(beside, latest)
         except OSError as error:
             raise NovaError(
                 f"cannot write there: {error.strerror}", where=f"run_dir={self.path}", fix="choose another run_dir"
             ) from None
+        with contextlib.suppress(OSError):  # a convenience
+            self._point_latest()
         if self.path.resolve() not in _claims:  # it was not there when it was looked for
             if (taken := self.claim()) is not None:
                 raise taken
             self.refuse_if_taken()
+
+    def _point_latest(self) -> None:
+        """Make the link `latest` beside this directory lead here, unless something else has that name.
+
+        Ours is a link to `./NAME`: those that lead anywhere else somebody else has made.
+        """
+        latest = self.path.parent / "latest"
+        if self.path.name in ("", "..", "latest"):
+            return
+        if os.path.lexists(latest) and not (latest.is_symlink() and os.readlink(latest).startswith("./")):
+            return
+        beside = latest.with_name(f".latest.{os.getpid()}")
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(f"./{self.path.name}")
+        os.replace(beside, latest)
 
     def refuse_if_taken(self) -> None:
         """A directory that holds a run, or somebody else's files, is never written over."""
         if self.path.exists() and not self.path.is_dir():
             raise NovaError("run_dir is a file", where=f"run_dir={self.path}", fix="name a directory")
         if self.holds_a_run():
-            saved = any((self.path / "checkpoints").glob("*"))
+            saved = self.has_saved() or any((self.path / "checkpoints").glob("*"))
             fix = "continue it with resume=auto" if saved else "it saved nothing: start it again with resume=auto"
             raise NovaError(
                 "the directory already holds a run",
@@ -132,32 +189,65 @@ class RunDir:
         """Write strict JSON, which knows neither NaN nor infinities: they become null."""
         write_atomic(self.path / name, json.dumps(_strict(value), indent=2, default=str, allow_nan=False) + "\n")
 
+    def write_text(self, name: str, text: str) -> None:
+        write_atomic(self.path / name, text)
+
     def read_json(self, name: str) -> dict[str, Any] | None:
+        """The object in a JSON file of the run; None where there is no such file. NovaError: it is damaged."""
         path = self.path / name
-        return json.loads(path.read_text()) if path.is_file() else None
+        return read_object(path, fix="delete it: a run that goes on writes it anew") if path.exists() else None
 
     def log_sizes(self) -> dict[str, int]:
-        """The size in bytes of every log file; saved in the checkpoint, so that a resumed run can cut back to it."""
-        return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in self._log_files()}
+        """The size in bytes of every log file; saved in the checkpoint, so that a resumed run can cut back to it. What
+        is counted is on the disk first, and so are the models that lie beside the checkpoints."""
+        found = {path: path.stat().st_size for path in self._files((*LOGS, *KEPT))}
+        grown = [path for path, size in found.items() if self._synced.get(path) != size]
+        for path in (*grown, *sorted({path.parent for path in grown})):
+            checkpoint.DISK.sync(path)
+        self._synced = found
+        names = {path.relative_to(self.path): size for path, size in found.items()}
+        return {name.as_posix(): size for name, size in names.items() if name.parts[0] in LOGS}
+
+    def lost_logs(self, sizes: Mapping[str, int]) -> str | None:
+        """What `cut_logs` will not find of what was written, in a sentence."""
+        lost = []
+        for name, size in sizes.items():
+            path = self.path / name
+            held = path.stat().st_size if path.is_file() else None
+            if held is None:
+                lost.append(f"{name} is missing")
+            elif held < size:
+                lost.append(f"{name} has {held:,} of {size:,} bytes")
+        if not lost:
+            return None
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        return f"logs are shorter than when the checkpoint was saved, and the rest is lost: {', '.join(lost[:3])}{more}"
 
     def cut_logs(self, sizes: Mapping[str, int]) -> None:
-        """Cut every log back to `sizes` (bytes), and remove the log files that did not exist then."""
-        for path in self._log_files():
-            size = sizes.get(path.relative_to(self.path).as_posix())
+        """Cut every log back to `sizes` (bytes), and remove the log files that did not exist then. Of lines that are
+        lost, no half is left."""
+        for path in self._files(LOGS):
+            size, held = sizes.get(path.relative_to(self.path).as_posix()), path.stat().st_size
             if size is None:
                 path.unlink()
-            elif path.stat().st_size > size:
+            elif held > size:
                 os.truncate(path, size)
+            elif held < size and path.suffix == ".jsonl":
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     def clear_logs(self) -> None:
         """Remove every log: a run that starts afresh in a directory whose first checkpoint was never finished."""
         for name in (*LOGS, "checkpoints"):
             path = self.path / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            if path.is_symlink() and path.is_dir():  # to where there is more room: it stays
+                for inside in path.iterdir():
+                    checkpoint.DISK.remove(inside)
+            elif os.path.lexists(path):
+                checkpoint.DISK.remove(path)
 
-    def _log_files(self) -> list[Path]:
+    def _files(self, names: Iterable[str]) -> list[Path]:
         found: list[Path] = []
-        for name in LOGS:
+        for name in names:
             path = self.path / name
             found += (
                 sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path] * path.is_file()

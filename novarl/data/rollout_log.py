@@ -1,7 +1,8 @@
 """The rollout log: enough to read a step, and to replay it.
 
 rollouts/step-000010.jsonl         a line a rollout: prompt, text, rewards, status, why it failed
-rollouts/step-000010.safetensors   the packed batch: tokens, masks, log-probabilities, advantages
+rollouts/step-000010.safetensors   the packed batch: tokens, masks, log-probabilities, advantages; in its metadata,
+                                   `reward_names` names the columns of `rewards`, as a JSON list
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ def write_rollouts(
         columns |= {
             field.name: value for field in fields(part) if isinstance(value := getattr(part, field.name), Tensor)
         }
-    save_file({name: column.contiguous() for name, column in columns.items()}, stem.with_suffix(".safetensors"))
+    save_file(
+        {name: column.contiguous() for name, column in columns.items()},
+        stem.with_suffix(".safetensors"),
+        metadata={"reward_names": json.dumps(batch.reward_names)},
+    )
 
 
 def _line(item: Scored) -> Mapping[str, object]:

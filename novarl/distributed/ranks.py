@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from novarl.core.errors import NovaError
+from novarl.core.errors import LostRank, NovaError
+from novarl.core.memory import first_line
 
 T = TypeVar("T")
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """A collective. What fails in it, all arguments being ours, is the connection to the other processes: LostRank."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, OSError) as error:
+        raise LostRank(
+            f"another process of the run is gone or does not answer ({first_line(error)})",
+            where=f"rank {os.environ.get('RANK', '?')}",
+            fix="see what ended it in its own output, then go on from the last checkpoint with resume=auto",
+        ) from None
 
 
 class Ranks:
@@ -54,7 +71,8 @@ class Ranks:
             by_dtype.setdefault(tensor.dtype, []).append(tensor)
         for group in by_dtype.values():
             flat = torch.cat([tensor.reshape(-1) for tensor in group])
-            dist.all_reduce(flat)
+            with _together():
+                dist.all_reduce(flat)
             for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
@@ -63,7 +81,8 @@ class Ranks:
         if self.size == 1:
             return [item]
         found: list[T] = [item] * self.size
-        dist.all_gather_object(found, item)
+        with _together():
+            dist.all_gather_object(found, item)
         return found
 
     def from_first(self, item: T) -> T:
@@ -71,12 +90,14 @@ class Ranks:
         if self.size == 1:
             return item
         box = [item]
-        dist.broadcast_object_list(box, src=0)
+        with _together():
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def wait(self) -> None:
         if self.size > 1:
-            dist.barrier()
+            with _together():
+                dist.barrier()
 
     def stop(self) -> None:
         """Leave the group."""

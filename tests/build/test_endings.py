@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -14,13 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from novarl.build.judge import Judge
-from novarl.core.checkpoint import damage
+from novarl.build.session import Session
+from novarl.core.checkpoint import Disk, damage
 from novarl.core.rundir import RunDir
 from novarl.loops.evaluate import Evaluation
 from novarl.observe.sinks.jsonl import JsonlSink
@@ -151,6 +153,30 @@ def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: P
     ended = novarl(*words, "run_dir=run", "resume=auto", "steps=3")
     assert ended.code == 2 and snapshot(folder) == before
     assert "run_dir=run: the run there learns from 18 rows, and this would from 28" in ended.err
+
+
+def test_files_that_change_between_resumes_are_said(folder: Path) -> None:
+    """As many rows as before, and a reward of the same name; once said, they are the ones to compare with."""
+    reward = folder / "mine.py"
+    reward.write_text("def reward_fn(messages, answer): return 1.0\n")
+    words = ("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=run", "resume=auto")
+    finished(*words)
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("mine.py", "rows.jsonl")}
+    assert json.loads((folder / "run" / "manifest.json").read_text())["files"] == digests
+    finished(*words, "steps=2")
+    assert not [event for event in events(folder / "run", "alert") if "changed" in event["message"]]
+    reward.write_text("def reward_fn(messages, answer): return 0.5\n")
+    write_rows(folder / "rows.jsonl", [{**row, "answer": "other"} for row in questions()])
+    finished(*words, "steps=3")
+    said = [event["message"] for event in events(folder / "run", "alert")]
+    now = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in digests}
+    expected = [
+        f"{name} has changed since the run last began (sha256 {now[name][:12]}, it was {digests[name][:12]})"
+        for name in ("mine.py", "rows.jsonl")
+    ]
+    assert said[-2:] == expected
+    finished(*words, "steps=4")
+    assert [event["message"] for event in events(folder / "run", "alert")] == said
 
 
 def test_too_few_rows_to_hold_one_out_are_said(folder: Path) -> None:
@@ -357,9 +383,257 @@ def test_who_would_go_on_is_told_that_nothing_is_there(folder: Path) -> None:
 
     finished("sft", *SFT, "task=sort", "run_dir=run", "steps=1", "resume=auto")
     assert "resume=auto: the run run is new: none was there" in notes()
-    shutil.rmtree(folder / "run/checkpoints")
-    finished("sft", *SFT, "task=sort", "run_dir=run", "steps=1", "resume=auto")
-    assert "resume=auto: the run run has saved nothing to go on from, and starts anew" in notes()
+
+    def killed(session: Session, *_: object, **__: object) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "save", killed)
+        assert novarl("sft", *SFT, "task=sort", "run_dir=killed", "steps=1").code == 130
+    finished("sft", *SFT, "task=sort", "run_dir=killed", "steps=1", "resume=auto")
+    (said,) = (event["message"] for event in events(folder / "killed", "alert"))
+    assert said == "resume=auto: the run killed has saved nothing to go on from, and starts anew"
+    assert len(metrics(folder / "killed")) == 1
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "a link to a disk that is not there"])
+@pytest.mark.parametrize("ended", ["done", "killed"])
+def test_a_run_whose_checkpoints_are_missing_is_not_cleared(how: str, ended: str, folder: Path) -> None:
+    words = ("sft", *SFT, "task=sort", "run_dir=run", "steps=2")
+    finished(*words)
+    checkpoints = folder / "run" / "checkpoints"
+    if ended == "killed":
+        (folder / "run" / "summary.json").unlink()
+    checkpoints.rename(folder / "elsewhere")
+    said = "is not there"
+    if how == "emptied":
+        checkpoints.mkdir()
+        said = "is empty"
+    elif how != "removed":
+        checkpoints.symlink_to("/unmounted/checkpoints")
+        said = "is a link to /unmounted/checkpoints, which is not there"
+    before = snapshot(folder)
+    ended_now = novarl(*words, "resume=auto")
+    assert ended_now.code == 2 and snapshot(folder) == before
+    assert ended_now.err == (
+        f"novarl: run_dir=run: the run has saved checkpoints, and run/checkpoints {said} "
+        "(bring them back (is the disk mounted?), or start again in another run_dir)\n"
+    )
+    if checkpoints.is_symlink():
+        checkpoints.unlink()
+    elif checkpoints.exists():
+        checkpoints.rmdir()
+    checkpoints.symlink_to(folder / "elsewhere")  # mounted again
+    assert finished(*words[:-1], "steps=3", "resume=auto").code == 0
+    assert [row["step"] for row in metrics(folder / "run")] == [1, 2, 3]
+
+
+def test_the_links_of_a_run_are_set_right_when_it_is_opened(folder: Path) -> None:
+    """Killed before the last rename of its last save; and found by a run that has nothing left to do."""
+    words = ("sft", *SFT, "task=sort", "run_dir=run", "save_every=1")
+    finished(*words, "steps=2")
+    latest = folder / "run" / "checkpoints" / "latest"
+    for status in ("killed", "done"):
+        latest.unlink()
+        latest.symlink_to("step-000001")
+        if status == "killed":
+            (folder / "run" / "summary.json").unlink()
+        finished(*words, "steps=2", "resume=auto")
+        assert os.readlink(latest) == "step-000002"
+        assert Path(summary(folder / "run")["paths"]["model"]).resolve().parent.name == "step-000002"
+
+
+# ------------------------------------------------------------------------------------------ logs that were cut or lost
+
+
+SHORT = "logs are shorter than when the checkpoint was saved, and the rest is lost: "
+
+
+def test_logs_that_are_shorter_than_the_checkpoint_says_are_named_and_no_half_line_stays(folder: Path) -> None:
+    words = ("sft", *SFT, "task=sort", "run_dir=run")
+    finished(*words, "steps=3")
+    log, train = folder / "run" / "metrics.jsonl", folder / "run" / "logs" / "train.jsonl"
+    whole, lines = log.stat().st_size, log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(lines[0] + lines[1][:40])
+    train.unlink()
+    held = log.stat().st_size
+    finished(*words, "steps=4", "resume=auto")
+    (said,) = (event["message"] for event in events(folder / "run", "alert"))
+    assert said == f"{SHORT}metrics.jsonl has {held:,} of {whole:,} bytes, logs/train.jsonl is missing"
+    assert [row["step"] for row in metrics(folder / "run")] == [1, 4]
+    assert log.read_bytes().startswith(lines[0] + b'{"schema"')
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"\x00\x00\x00\n", "not JSON: Expecting value"),
+        (b"\xff\n", "not UTF-8 text"),
+        (b"[1]\n", "not a line that a run writes"),
+        (b"[" * 100_000 + b"\n", "nested too deeply"),
+    ],
+)
+def test_a_log_that_cannot_be_read_is_named_before_anything_is_appended(line: bytes, said: str, folder: Path) -> None:
+    words = ("sft", *SFT, "task=sort", "run_dir=run")
+    finished(*words, "steps=2")
+    log = folder / "run" / "metrics.jsonl"
+    log.write_bytes(log.read_bytes().splitlines(keepends=True)[0] + line + b" " * 10_000)
+    before = snapshot(folder)
+    ended = novarl(*words, "steps=3", "resume=auto")
+    assert (ended.code, ended.err) == (
+        2,
+        f"novarl: run/metrics.jsonl:2: {said} (restore the file from a copy, or remove the line)\n",
+    )
+    assert snapshot(folder) == before
+
+
+def test_logs_are_on_the_disk_before_their_length_is_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every log that a checkpoint names was synced when it was as long as the checkpoint says."""
+
+    class Noting(Disk):
+        synced: ClassVar[dict[Path, int]] = {}
+
+        def sync(self, path: Path) -> None:
+            self.synced[path] = path.stat().st_size
+
+        def write(self, path: Path, data: bytes) -> None:
+            if path.name == "state.json":
+                sizes = json.loads(data)["state"]["logs"]
+                assert {"metrics.jsonl", "events.jsonl", "logs/train.jsonl"} <= sizes.keys()
+                assert any(name.startswith("rollouts/") for name in sizes)
+                assert {name: self.synced.get(Path("run") / name) for name in sizes} == sizes
+                written.append(path)
+            super().write(path, data)
+
+    written: list[Path] = []
+    monkeypatch.setattr("novarl.core.checkpoint.DISK", Noting())
+    words = ("rl", *RL, "data=rows.jsonl", "reward=lexical", "steps=2", "save_every=1", "log.rollouts_every=1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("novarl.core.checkpoint.Disk.sync", Noting.sync)
+        finished(*words, "run_dir=run")
+    assert len(written) == 2
+
+
+DAMAGED = {
+    "cut": ('{"status": "do', "damaged: not JSON ("),
+    "a list": ("[]", "damaged: not a JSON object ("),
+    "deep": ("[" * 100_000, "damaged: the file is nested too deeply ("),
+    "not text": ("\udcff", "damaged: the file is not UTF-8 text ("),
+    "empty": ("", "damaged: not JSON ("),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize("file", ["summary.json", "manifest.json"])
+def test_a_damaged_file_of_a_run_is_named(file: str, text: str, said: str, folder: Path) -> None:
+    words = ("sft", *SFT, "task=sort", "run_dir=run")
+    finished(*words)
+    path = folder / "run" / file
+    path.write_text(text, errors="surrogateescape")
+    before = snapshot(folder)
+    ended = novarl(*words, "resume=auto")
+    assert ended.code == 2 and ended.err.count("\n") == 1 and snapshot(folder) == before
+    assert ended.err.startswith(f"novarl: run/{file}: {said}")
+    fix = "delete it" if file == "summary.json" else "restore it from a copy, or start a new run with model="
+    assert fix in ended.err
+    if file == "summary.json":
+        path.unlink()
+        finished(*words, "resume=auto")
+        assert summary(folder / "run")["status"] == "done"
+
+
+def test_a_config_that_was_cut_is_named_with_what_to_do(folder: Path) -> None:
+    words = ("sft", *SFT, "task=sort", "run_dir=run")
+    finished(*words)
+    (folder / "run" / "config.yaml").write_text("")
+    ended = novarl(*words, "resume=auto", "steps=2")
+    assert ended.code == 2 and "run/config.yaml: the file is empty (restore it from a copy, or delete it" in ended.err
+    (folder / "run" / "config.yaml").unlink()
+    finished(*words, "resume=auto", "steps=2")
+    assert "steps: 2" in (folder / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("write", [1, 2])
+def test_a_kill_while_metadata_is_written_leaves_the_old_file_or_the_new_one(write: int, folder: Path) -> None:
+    """config.yaml, on the first start and on resume."""
+
+    class Killed(BaseException):
+        pass
+
+    real = Disk.write
+
+    def torn(disk: Disk, path: Path, data: bytes) -> None:
+        if "config.yaml" in path.name:
+            real(disk, path, data[:20])
+            raise Killed
+        real(disk, path, data)
+
+    words = ("sft", *SFT, "task=sort", "run_dir=run")
+    if write == 2:
+        finished(*words)
+    held = (folder / "run" / "config.yaml").read_bytes() if write == 2 else None
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Disk, "write", torn)
+        novarl(*words, "resume=auto", "steps=2")
+    file = folder / "run" / "config.yaml"
+    assert (file.read_bytes() if file.exists() else None) == held
+    finished(*words, "resume=auto", "steps=2")
+    assert "steps: 2" in file.read_text()
+
+
+# -------------------------------------------------------------------------------------------------- how a run is named
+
+
+def test_the_link_to_the_latest_run_can_be_resumed(folder: Path) -> None:
+    finished(*COMMANDS["rl on rows"])
+    latest = folder / "runs" / "latest"
+    (run,) = (folder / "runs").glob("rl-*")
+    finished(*COMMANDS["rl on rows"], "run_dir=runs/latest", "resume=auto", "steps=2")
+    assert latest.is_symlink() and latest.resolve() == run and len(metrics(run)) == 2
+    assert summary(run)["paths"]["run_dir"] == f"runs/{run.name}"
+    finished(*COMMANDS["rl on rows"], "resume=runs/latest/checkpoints/latest", "steps=3")
+    assert latest.resolve() == run and len(metrics(run)) == 3
+    again = novarl(*COMMANDS["rl on rows"], "run_dir=runs/latest")
+    assert again.code == 2 and "the directory already holds a run" in again.err
+
+
+@pytest.mark.parametrize("target", ["/etc", "mine", "../elsewhere", "gone", None])
+def test_a_link_that_somebody_else_made_stays(target: str | None, folder: Path) -> None:
+    (folder / "runs" / "mine").mkdir(parents=True)
+    latest = folder / "runs" / "latest"
+    latest.symlink_to(target) if target else latest.mkdir()
+    for name in ("a", "b"):
+        finished(*COMMANDS["rl on rows"], f"run_dir=runs/{name}")
+    assert (os.readlink(latest) if target else latest.is_dir() and not list(latest.iterdir())) == (target or True)
+
+
+def test_the_link_follows_the_newest_run_also_when_its_run_was_removed(folder: Path) -> None:
+    for name in ("a", "b"):
+        finished(*COMMANDS["rl on rows"], f"run_dir=runs/{name}")
+        assert (folder / "runs" / "latest").resolve().name == name
+        shutil.rmtree(folder / "runs" / name)
+
+
+@pytest.mark.parametrize("name", [".", "./", "../inner", "sub/..", "sub/../"])
+def test_the_current_directory_can_be_the_run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "inner" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(folder / "inner")
+    finished("sft", *SFT, "task=sort", f"run_dir={name}")
+    finished("sft", *SFT, "task=sort", f"run_dir={name}", "resume=auto", "steps=2")
+    assert len(metrics(folder / "inner")) == 2 and not os.path.lexists(folder / "inner" / "sub" / "latest")
+    assert not os.path.lexists(folder / "inner" / "latest")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"), [("loop", "leads in a circle"), ("/gone/run", "leads to /gone/run, which is not there")]
+)
+def test_a_run_dir_that_is_a_link_to_nothing(target: str, said: str, folder: Path) -> None:
+    (folder / "loop").symlink_to(target)
+    ended = novarl("sft", *SFT, "task=sort", "run_dir=loop")
+    assert (ended.code, ended.err) == (
+        2,
+        f"novarl: run_dir=loop: run_dir is a link that {said} (name the directory itself)\n",
+    )
 
 
 def test_a_summary_counts_rollouts_that_failed_and_sees_that_none_differ(folder: Path) -> None:

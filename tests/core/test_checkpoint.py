@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,18 @@ class DyingDisk(Disk):
         if self._reached(f"rename {target.name}"):
             raise self.error()
         super().rename(source, target)
+
+    def link(self, path: Path, target: str) -> None:
+        if self._reached(f"link {path.name}"):
+            raise self.error()
+        super().link(path, target)
+
+    def remove(self, path: Path) -> None:
+        if self._reached(f"remove {path.name}"):
+            if self.torn and path.is_dir():
+                (path / "state.json").unlink(missing_ok=True)
+            raise self.error()
+        super().remove(path)
 
 
 def write_model(value: int) -> Callable[[Path], None]:
@@ -196,3 +209,149 @@ def test_a_branch_that_is_left_is_set_aside(tmp_path: Path) -> None:
 def test_unsaveable_state_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="set"):
         Checkpoints(tmp_path, keep=1).save("x", {"a": {1, 2}}, write_model(1), order=1)
+
+
+# --------------------------------------------------------------------------------- the links are derived, never trusted
+
+
+def save_best(checkpoints: Checkpoints, value: int) -> None:
+    checkpoints.save(f"step-{value:06d}", state(value), write_model(value), order=value, best=True)
+
+
+def links(folder: Path) -> dict[str, str]:
+    return {name: os.readlink(folder / name) for name in ("latest", "best") if (folder / name).is_symlink()}
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_after_a_kill_at_any_operation_the_links_and_the_pruning_are_made_good(
+    torn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last save of a run, which no later one repairs: it is the best one, and pushes an older one out."""
+
+    def begin(folder: Path) -> Checkpoints:
+        checkpoints = Checkpoints(folder, keep=2)
+        save_best(checkpoints, 1)
+        for value in (2, 3):
+            save(checkpoints, value)
+        return checkpoints
+
+    counted = DyingDisk(-1)
+    checkpoints = begin(tmp_path / "count")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "DISK", counted)
+        save_best(checkpoints, 4)
+    names = counted.names
+    assert {"rename latest", "rename best", "rename .step-000001.dropped"} <= set(names)
+    stale = 0
+    for at in range(len(names)):
+        folder = tmp_path / f"{at}"
+        checkpoints = begin(folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "DISK", DyingDisk(at, torn=torn))
+            with pytest.raises(Killed):
+                save_best(checkpoints, 4)
+        newest, _ = checkpoints.find()
+        assert newest is not None
+        right = {"latest": f"step-{newest.order:06d}", "best": "step-000004" if newest.order == 4 else "step-000001"}
+        stale += links(folder) != right
+        checkpoints.mend()
+        assert links(folder) == right, names[at]
+        checkpoints.prune()
+        assert steps(folder) == ([3, 4] if newest.order == 4 else [1, 2, 3]), names[at]
+        assert not list(folder.glob(".*")), names[at]
+    assert stale >= 2, "no kill left a link behind: this test shows nothing"
+
+
+def test_mending_changes_nothing_where_all_is_well(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save_best(checkpoints, 1)
+    save(checkpoints, 2)
+    before = {path.name: path.lstat().st_mtime_ns for path in tmp_path.iterdir()}
+    checkpoints.mend()
+    checkpoints.prune()
+    assert {path.name: path.lstat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    Checkpoints(tmp_path / "none", keep=1).mend()
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_copy_that_followed_links_has_links_again(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "run", keep=3)
+    save_best(checkpoints, 1)
+    save(checkpoints, 2)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")  # follows links
+    copy = Checkpoints(tmp_path / "copy", keep=3)
+    assert (tmp_path / "copy" / "latest").is_dir() and not links(tmp_path / "copy")
+    copy.mend()
+    assert links(tmp_path / "copy") == {"latest": "step-000002", "best": "step-000001"} and steps(
+        tmp_path / "copy"
+    ) == [
+        1,
+        2,
+    ]
+    save(copy, 3)
+    assert links(tmp_path / "copy")["latest"] == "step-000003"
+
+
+def test_a_copy_of_the_latest_alone_is_a_run_to_go_on_with(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "run", keep=3)
+    save(checkpoints, 7)
+    shutil.copytree(tmp_path / "run" / "step-000007", tmp_path / "copy" / "latest")
+    copy = Checkpoints(tmp_path / "copy", keep=3)
+    copy.mend()
+    found, troubles = copy.find()
+    assert found is not None and (found.path.name, found.order, troubles) == ("step-000007", 7, [])
+    assert links(tmp_path / "copy") == {"latest": "step-000007"}
+
+
+@pytest.mark.parametrize("to", ["step-000001", "gone", "/nowhere", "step-000002/"])
+def test_a_link_that_leads_elsewhere_is_set_right(to: str, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    save_best(checkpoints, 1)
+    save_best(checkpoints, 2)
+    for name in ("latest", "best"):
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to(to)
+    checkpoints.mend()
+    assert {name: (tmp_path / name).resolve().name for name in ("latest", "best")} == dict.fromkeys(
+        ("latest", "best"), "step-000002"
+    )
+
+
+def test_where_the_best_one_is_damaged_the_link_leads_to_the_best_whole_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=9)
+    save_best(checkpoints, 1)
+    save_best(checkpoints, 2)
+    save(checkpoints, 3)
+    (tmp_path / "step-000002" / "model" / "model.safetensors").write_bytes(b"")
+    checkpoints.mend()
+    assert links(tmp_path) == {"latest": "step-000003", "best": "step-000001"}
+
+
+def test_half_of_a_checkpoint_that_an_older_prune_left_is_removed_in_time(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for value in (1, 2):
+        save(checkpoints, value)
+    (tmp_path / "step-000001" / "state.json").unlink()
+    save(checkpoints, 3)
+    assert steps(tmp_path) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "its MANIFEST: damaged: not JSON"),
+        ("[]", "its MANIFEST: damaged: not a JSON object"),
+        ("[" * 100_000, "its MANIFEST: damaged: the file is nested too deeply"),
+        ("\udcff", "its MANIFEST: damaged: the file is not UTF-8 text"),
+        ('{"state.json": "x"}', "its MANIFEST does not name its files"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_is_named(text: str, said: str, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 1)
+    (tmp_path / "step-000001" / "MANIFEST").write_text(text, errors="surrogateescape")
+    assert (damage(tmp_path / "step-000001") or "").startswith(said)

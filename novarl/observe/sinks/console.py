@@ -11,6 +11,7 @@ many steps a pipe gets about LINES_PER_PHASE lines, chosen by step and not by th
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import sys
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from novarl.core.errors import visible
 from novarl.observe.sinks.gauge import Gauge, clock_text, number, printable
 from novarl.observe.summary import render_summary
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 LINES_PER_PHASE = 20
 SAMPLES_PER_PHASE = 4
 SAMPLE_WIDTH = 66
+GONE = (errno.EPIPE, errno.EIO)
+"""How writing fails where nobody reads any more: a pipe without its reader, a terminal that was closed."""
 TITLES = {"warmup": "warm-up", "sft": "SFT", "rl": "RL"}
 
 PLAIN = (
@@ -86,7 +90,9 @@ class ConsoleSink:
     def flush(self) -> None:
         try:
             self.stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
             leave(self.stream)
 
     def close(self) -> None:
@@ -177,6 +183,7 @@ class ConsoleSink:
         return step % max(1, self.gauge.steps // LINES_PER_PHASE) == 0 or step in (1, self.gauge.steps)
 
     def _say(self, text: str, style: str = "") -> None:
+        text = visible(text)
         if self.screen is not None:
             self.screen.say(text, style)
             return
@@ -184,7 +191,9 @@ class ConsoleSink:
         try:
             self.stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
             self.stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
             leave(self.stream)
 
 

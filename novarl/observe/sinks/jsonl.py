@@ -91,16 +91,29 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         yield {plain_name(name): value for name, value in row.items()}
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file that may still be growing."""
-    with path.open(encoding="utf-8") as file:
+def read_lines(path: Path, *, most: int | None = None) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file that may still be growing; of its first `most` bytes, where that is given."""
+    if most is not None and not path.is_file():
+        return
+    with path.open("rb") as file:
+        read = 0
         for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
+            read += len(line)
+            if not line.endswith(b"\n") or (most is not None and read - len(line) >= most):
                 return
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise NovaError(f"not JSON: {error.msg}", where=f"{path}:{number}") from None
+                value = json.loads(line.decode())
+            except (ValueError, RecursionError) as error:
+                why = {UnicodeDecodeError: "not UTF-8 text", RecursionError: "nested too deeply"}.get(type(error))
+                raise NovaError(
+                    why or f"not JSON: {getattr(error, 'msg', error)}", where=f"{path}:{number}", fix=_FIX
+                ) from None
+            if not isinstance(value, dict) or not isinstance(value.get("nonfinite", {}), dict):
+                raise NovaError("not a line that a run writes", where=f"{path}:{number}", fix=_FIX)
+            yield value
+
+
+_FIX = "restore the file from a copy, or remove the line"
 
 
 def _append(path: Path) -> TextIO:

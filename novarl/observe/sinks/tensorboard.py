@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from novarl.core.errors import visible
 from novarl.observe.sinks.records import framed
 
 PREFIXES = {"warmup": "warmup/"}
@@ -35,7 +36,9 @@ class TensorBoardSink:
         self._put(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def step(self, step: int, record: Mapping[str, float]) -> None:
-        values = [self._summary.Value(tag=self._prefix + name, simple_value=value) for name, value in record.items()]
+        values = [
+            self._summary.Value(tag=self._prefix + visible(name), simple_value=value) for name, value in record.items()
+        ]
         self._put(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:

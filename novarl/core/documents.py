@@ -1,0 +1,26 @@
+"""Small JSON files that other programs, or people, may have damaged: read in one place, refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from novarl.core.errors import NovaError
+
+
+def read_object(path: Path, *, fix: str = "restore it from a copy") -> dict[str, Any]:
+    """The JSON object in the file `path`. NovaError: unreadable, not UTF-8, not JSON, nested too deeply, no object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NovaError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
+    except RecursionError:
+        raise NovaError("damaged: the file is nested too deeply", where=str(path), fix=fix) from None
+    except UnicodeDecodeError:
+        raise NovaError("damaged: the file is not UTF-8 text", where=str(path), fix=fix) from None
+    except ValueError as error:  # not JSON, or a number of thousands of digits
+        raise NovaError(f"damaged: not JSON ({error})", where=str(path), fix=fix) from None
+    if not isinstance(value, dict):
+        raise NovaError("damaged: not a JSON object", where=str(path), fix=fix)
+    return value

@@ -1,0 +1,50 @@
+"""Faults of what is around a run, told from faults of ours: the disk, the files it reads, the limits of the system."""
+
+from __future__ import annotations
+
+import errno
+import json
+import tomllib
+import traceback
+
+from novarl.core.checkpoint import disk_error
+from novarl.core.errors import NovaError
+from novarl.core.memory import first_line, out_of_memory
+
+_ON = "then go on from the last checkpoint with resume=auto"
+_FIXES = {
+    errno.ENOSPC: f"make room, {_ON}",
+    errno.EDQUOT: f"make room, {_ON}",
+    errno.EMFILE: f"raise the limit of open files (ulimit -n), {_ON}",
+    errno.ENFILE: f"close other programs, {_ON}",
+    errno.EIO: f"check the disk, {_ON}",
+    errno.EROFS: f"make the disk writable, {_ON}",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+_PARSERS = ("json", "tomllib", "yaml")
+"""The libraries in which text that is nested too deeply exhausts Python's stack."""
+
+
+def environment_fault(error: Exception) -> NovaError | None:
+    """The sentence for an error that the environment has caused, wherever in a run it was noticed; None for ours."""
+    if out_of_memory(error):  # where no part of the work could be made smaller by itself
+        fix = "take a smaller model or lora.rank, or lower micro.max_tokens; resume=auto goes on from a checkpoint"
+        return NovaError(f"the run stopped: memory ran out ({first_line(error)})", fix=f"{fix}, if any")
+    if (refused := disk_error(error)) is not None:
+        why = refused.strerror or first_line(refused) or type(refused).__name__
+        where = str(refused.filename) if refused.filename else "disk" if refused.errno == errno.ENOSPC else None
+        fix = _FIXES.get(refused.errno or 0, f"mend this, {_ON}")
+        return NovaError(f"the run stopped: {why}", where=where, fix=fix)
+    if isinstance(error, UnicodeError):
+        fix = "look for a name or a text with lone surrogates, or a file that is not UTF-8"
+        return NovaError(f"the run stopped: text that is not valid Unicode ({error})", fix=fix)
+    if isinstance(error, json.JSONDecodeError | tomllib.TOMLDecodeError):
+        return NovaError(f"the run stopped: a file that it reads is damaged ({error})", fix="restore it from a copy")
+    if isinstance(error, RecursionError) and _while_parsing(error):
+        return NovaError("the run stopped: a file that it reads is nested too deeply", fix="restore it from a copy")
+    return None
+
+
+def _while_parsing(error: Exception) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(f"/{name}/" in frame.filename.replace("\\", "/") for frame in frames[-50:] for name in _PARSERS)

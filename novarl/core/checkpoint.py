@@ -313,7 +313,7 @@ def damage(path: Path) -> str | None:
     try:
         manifest = read_object(path / "MANIFEST")
     except NovaError as error:
-        return f"its MANIFEST: {error.what}"
+        return f"its MANIFEST {error.what}"
     if not {"state.json", "tensors.safetensors"} <= manifest.keys():
         return "its MANIFEST does not name its files"
     for name, digest in manifest.items():

@@ -16,11 +16,11 @@ def read_object(path: Path, *, fix: str = "restore it from a copy") -> dict[str,
     except OSError as error:
         raise NovaError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
     except RecursionError:
-        raise NovaError("damaged: the file is nested too deeply", where=str(path), fix=fix) from None
+        raise NovaError("is damaged: it is nested too deeply", where=str(path), fix=fix) from None
     except UnicodeDecodeError:
-        raise NovaError("damaged: the file is not UTF-8 text", where=str(path), fix=fix) from None
+        raise NovaError("is damaged: not UTF-8 text", where=str(path), fix=fix) from None
     except ValueError as error:  # not JSON, or a number of thousands of digits
-        raise NovaError(f"damaged: not JSON ({error})", where=str(path), fix=fix) from None
+        raise NovaError(f"is damaged: not JSON ({error})", where=str(path), fix=fix) from None
     if not isinstance(value, dict):
-        raise NovaError("damaged: not a JSON object", where=str(path), fix=fix)
+        raise NovaError("is damaged: not a JSON object", where=str(path), fix=fix)
     return value

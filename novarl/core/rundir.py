@@ -164,8 +164,12 @@ class RunDir:
         if self.path.exists() and not self.path.is_dir():
             raise NovaError("run_dir is a file", where=f"run_dir={self.path}", fix="name a directory")
         if self.holds_a_run():
-            saved = self.has_saved() or any((self.path / "checkpoints").glob("*"))
-            fix = "continue it with resume=auto" if saved else "it saved nothing: start it again with resume=auto"
+            if any((self.path / "checkpoints").glob("*")):
+                fix = "continue it with resume=auto"
+            elif self.has_saved():
+                fix = "its checkpoints are missing: put them back and continue it with resume=auto"
+            else:
+                fix = "it saved nothing: start it again with resume=auto"
             raise NovaError(
                 "the directory already holds a run",
                 where=f"run_dir={self.path}",

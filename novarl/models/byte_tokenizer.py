@@ -131,8 +131,8 @@ class ByteTokenizer:
         """Writes `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, for us and for Hugging Face."""
         directory = Path(save_directory)
         directory.mkdir(parents=True, exist_ok=True)
-        for name, value in (("tokenizer.json", _tokenizer_json()), ("tokenizer_config.json", _tokenizer_config())):
-            text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+        for name, make in _FILES.items():
+            text = json.dumps(make(), indent=2, sort_keys=True, ensure_ascii=False)
             (directory / name).write_text(text + "\n", encoding="utf-8")
         if self.chat_template is not None:
             (directory / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
@@ -142,11 +142,11 @@ class ByteTokenizer:
         """The tokenizer that `save_pretrained` wrote to `directory`, with its template; None: the files are others."""
         directory = Path(directory)
         try:
-            saved = json.loads((directory / "tokenizer.json").read_text("utf-8"))
+            saved = [json.loads((directory / name).read_text("utf-8")) for name in _FILES]
             template = (directory / "chat_template.jinja").read_text("utf-8")
         except (OSError, ValueError):
             return None
-        return ByteTokenizer(template) if saved == _tokenizer_json() else None
+        return ByteTokenizer(template) if saved == [make() for make in _FILES.values()] else None
 
 
 def _written(*, messages: Sequence[Message], add_generation_prompt: bool) -> str:
@@ -231,3 +231,6 @@ def _tokenizer_config() -> dict[str, Any]:
         "additional_special_tokens": list(SPECIALS[2:]),
         "clean_up_tokenization_spaces": False,
     }
+
+
+_FILES = {"tokenizer.json": _tokenizer_json, "tokenizer_config.json": _tokenizer_config}

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from novarl import cli
-from novarl.models.byte_tokenizer import CHAT_TEMPLATE
 from tests.build.harness import ON_TASK, RL, SFT, finished, lightly, questions, snapshot
 
 GOOD = "".join(json.dumps(row) + "\n" for row in questions())
@@ -246,14 +245,21 @@ def another_format(folder: Path) -> None:
 def through_transformers(
     change: Callable[[dict[str, Any]], object], file: str = "tokenizer_config.json"
 ) -> Callable[[Path], None]:
-    """The model as one that is not ours (its chat template differs), with a file of it changed."""
+    """The model as one that is not ours (its tokenizer's settings differ), with a file of it changed."""
 
     def arrange(folder: Path) -> None:
         model = folder / STEP / "model"
-        (model / "chat_template.jinja").write_text(CHAT_TEMPLATE + " ")
+        rewritten(model / "tokenizer_config.json", lambda config: config.update(model_max_length=512))
         rewritten(model / file, change)
 
     return arrange
+
+
+def saved_nothing(folder: Path) -> None:
+    """The run as one that ended before its first checkpoint."""
+    shutil.rmtree(folder / "run/checkpoints")
+    (folder / "run/summary.json").unlink()
+    rewritten(folder / "run/manifest.json", lambda manifest: manifest.pop("saved"))
 
 
 def without_a_tokenizer(folder: Path) -> None:
@@ -270,7 +276,7 @@ CHECKPOINTS = {
     "torn tensors": Case(TO_RESUME, "tensors.safetensors differs from its checksum", {}, torn("tensors.safetensors")),
     "torn weights": Case(TO_RESUME, "model/model.safetensors differs from its", {}, torn("model/model.safetensors")),
     "torn state": Case(TO_RESUME, "state.json differs from its checksum", {}, torn("state.json")),
-    "torn manifest": Case(TO_RESUME, "its MANIFEST cannot be read", {}, torn("MANIFEST")),
+    "torn manifest": Case(TO_RESUME, "its MANIFEST is damaged: not JSON", {}, torn("MANIFEST")),
     "empty manifest": Case(
         TO_RESUME,
         "its MANIFEST does not name its files",
@@ -330,6 +336,12 @@ CHECKPOINTS = {
     "run_dir holds a run that saved nothing": Case(
         "rl ON_TASK run_dir=run",
         "the directory already holds a run (it saved nothing: start it again with resume=auto",
+        {},
+        saved_nothing,
+    ),
+    "run_dir holds a run without its checkpoints": Case(
+        "rl ON_TASK run_dir=run",
+        "the directory already holds a run (its checkpoints are missing: put them back",
         {},
         lambda folder: shutil.rmtree(folder / "run/checkpoints"),
     ),

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from novarl.core.types import Rollout, Scored
-from novarl.models.byte_tokenizer import CHAT_TEMPLATE
 from novarl.rewards.compose import RewardSet
 from novarl.rewards.early import Begun
 from tests.build.harness import (
@@ -217,7 +216,6 @@ def test_a_tokenizer_without_a_pad_token_pads_with_its_end(tmp_path: Path, rows:
     """Masks come from lengths, never from ids: nothing is lost by it."""
     finished("rl", *ON_TASK, f"run_dir={tmp_path / 'made'}")
     model = tmp_path / "made" / "checkpoints" / "latest" / "model"
-    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE + " ")  # so that it is not taken for one of ours
     settings = json.loads((model / "tokenizer_config.json").read_text())
     settings.pop("pad_token")
     (model / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -515,11 +515,11 @@ def test_logs_are_on_the_disk_before_their_length_is_noted(folder: Path, monkeyp
 
 
 DAMAGED = {
-    "cut": ('{"status": "do', "damaged: not JSON ("),
-    "a list": ("[]", "damaged: not a JSON object ("),
-    "deep": ("[" * 100_000, "damaged: the file is nested too deeply ("),
-    "not text": ("\udcff", "damaged: the file is not UTF-8 text ("),
-    "empty": ("", "damaged: not JSON ("),
+    "cut": ('{"status": "do', "is damaged: not JSON ("),
+    "a list": ("[]", "is damaged: not a JSON object ("),
+    "deep": ("[" * 100_000, "is damaged: it is nested too deeply ("),
+    "not text": ("\udcff", "is damaged: not UTF-8 text ("),
+    "empty": ("", "is damaged: not JSON ("),
 }
 
 

@@ -31,7 +31,7 @@ RUNS = {
     ),
     "groups that teach nothing": ("rl", *ON_TASK, "algo=grpo", "loss.surrogate=gpg"),
     "several objectives": (
-        *("rl", *ON_TASK, "multi_objective.enabled=true"),
+        *("rl", *ON_TASK, "multi_objective.enabled=true", "eval_every=1"),
         "multi_objective.objectives={reward: {direction: max}, length: {direction: min}}",
     ),
     "several turns": (

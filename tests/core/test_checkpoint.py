@@ -343,10 +343,10 @@ def test_half_of_a_checkpoint_that_an_older_prune_left_is_removed_in_time(tmp_pa
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "its MANIFEST: damaged: not JSON"),
-        ("[]", "its MANIFEST: damaged: not a JSON object"),
-        ("[" * 100_000, "its MANIFEST: damaged: the file is nested too deeply"),
-        ("\udcff", "its MANIFEST: damaged: the file is not UTF-8 text"),
+        ("", "its MANIFEST is damaged: not JSON"),
+        ("[]", "its MANIFEST is damaged: not a JSON object"),
+        ("[" * 100_000, "its MANIFEST is damaged: it is nested too deeply"),
+        ("\udcff", "its MANIFEST is damaged: not UTF-8 text"),
         ('{"state.json": "x"}', "its MANIFEST does not name its files"),
     ],
 )

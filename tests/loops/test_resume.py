@@ -86,7 +86,7 @@ def continuations(policy: Policy, asking: Sampler) -> Supplier:
         judge=SimpleNamespace(score=score),
         policy=policy,
         sampler=asking,
-        config=SimpleNamespace(seed=asking.seed),
+        config=SimpleNamespace(seed=asking.seed, apply_chat_template=True),
         plan=SimpleNamespace(max_tokens=16),
     )
     return Continuations(suppliers.Continue(run, samples=2), policy.tokenizer.decode, split=" ", most=4, ranks=Ranks())

@@ -52,18 +52,18 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def translate(flags: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """The settings by their names in novarl rl, and in words what the kit's numbers mean here."""
     settings = {name: value for name, value in vars(flags).items() if value is not None}
-    length = f"{flags.max_new_tokens} tokens"
+    longest = f"{flags.max_new_tokens} tokens"
     if flags.model in BUILT_IN:
         settings.setdefault("warmup", WARMUP)
     if flags.model in BUILT_IN or ByteTokenizer.read(Path(flags.model)) is not None:
         settings["max_new_tokens"] = BYTES_PER_TOKEN * flags.max_new_tokens
-        length = (
-            f"{settings['max_new_tokens']} bytes (max_new_tokens={flags.max_new_tokens}: {BYTES_PER_TOKEN} bytes for "
-        )
-        length += "each token of GPT-2, since a token of this model is one byte)"
-    steps = f"{flags.epochs} epochs of {flags.steps_per_epoch} steps"
-    batch = f"{flags.batch_size} prompts (batch_size) with {flags.responses_per_prompt} answers each"
-    return settings, f"PPO on task=sentiment: {steps}; in a step {batch}, of at most {length}"
+        longest = f"{settings['max_new_tokens']} bytes (for max_new_tokens={flags.max_new_tokens} of GPT-2)"
+    meaning = (
+        f"PPO on task=sentiment, {flags.epochs} x {flags.steps_per_epoch} steps\n"
+        f"A step: {flags.batch_size} prompts (batch_size) with {flags.responses_per_prompt} answers each, "
+        f"of at most {longest}"
+    )
+    return settings, meaning
 
 
 if __name__ == "__main__":

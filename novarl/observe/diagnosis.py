@@ -1,8 +1,8 @@
 """What stands out in the metrics of a run: that it could not learn, why it collapsed or stands still, a line for each.
 
-`CONDITIONS` are counted over a whole run ("N of M") and say that it could not learn; they are looked at early too, while
-it runs. The other signs are read off metrics whose healthy range the glossary states; their limits lie well beyond those
-ranges. A run whose held-out score rose is only told of answers that are cut off: there the score may be what is wrong.
+`CONDITIONS` are counted over a whole run ("N of M") and say that it could not learn; they are also checked early, while
+it runs. The other signs are read off metrics whose healthy range the glossary states; their limits lie well beyond
+those ranges. A run whose held-out score rose is only told of answers that are cut off: there the score may be wrong.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ CONDITIONS = (
         least=0.9,
         said="{n} of {m} answers were cut off at {limit}",
         always="Every answer was cut off at {limit}",
-        cure="Usual cure: a larger max_new_tokens. It counts tokens of the model in use; the built-in models' tokens are "
-        "bytes, about six to a word",
+        cure="Usual cure: a larger max_new_tokens. It counts tokens of the model in use; a token of a built-in model "
+        "is one byte, and a word has about six",
         lasting=True,
     ),
     Condition(

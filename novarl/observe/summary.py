@@ -41,8 +41,9 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `lr`, `paths` (name: path) and `status` ("done", "stopped",
     "unsaved"); what is missing is left out. `findings` (`sign`, `said`: `observe.diagnosis`) are what stands out.
     `warmup` (`steps`, and `loss` and `accuracy` as they began and ended) is what the warm-up did.
-    `max_tokens` and `usual_max_tokens` (the longest answer, and its default), `command`, `task`, `data` and `base` (words that name the rows and the model), `usual_lr` (the default) and
-    `other_algo` (an algorithm that the same settings go with) shape the words.
+    `max_tokens` and `usual_max_tokens` (the longest answer, and its default), `command`, `task`, `data` and `base`
+    (words that name the rows and the model), `usual_lr` (the default) and `other_algo` (an algorithm that the same
+    settings go with) shape the words.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
     lines = [ENDS.get(summary.get("status", "done")) or _verdict(summary) or f"{what} completed successfully!", ""]

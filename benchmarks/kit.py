@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from benchmarks.runs import metrics, summary
 COMMANDS = {
     "smoke": ("--epochs 2 --steps_per_epoch 6 --batch_size 2", 2),
     "smoke, 10 tokens": ("--epochs 2 --steps_per_epoch 6 --batch_size 2 --max_new_tokens 10", 2),
+    "the kit's rate": ("--epochs 2 --steps_per_epoch 6 --batch_size 2 --learning_rate 1e-5", 2),
     "defaults": ("", 5),
     "quick": ("--epochs 5 --steps_per_epoch 10 --batch_size 4 --max_new_tokens 15", 5),
     "full": ("--epochs 10 --steps_per_epoch 15 --batch_size 8 --max_new_tokens 20", 15),
@@ -57,7 +59,7 @@ def main() -> int:
 def measure(name: str, seed: int, home: Path) -> dict[str, Any]:
     """Run one command, as a user would, and read what it left."""
     flags, minutes = COMMANDS[name]
-    run = home / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
+    run = home / f"{re.sub('[^a-z0-9]+', '-', name)}-{seed}"
     kept_time = run.with_suffix(".seconds")
     if not kept_time.exists():
         began = time.perf_counter()

@@ -34,6 +34,7 @@ from novarl.core.types import Record
 from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
+from novarl.observe.blame import blame
 from novarl.observe.diagnosis import Finding, cannot_learn, findings
 from novarl.observe.sinks.jsonl import read_lines, read_metrics
 from novarl.observe.summary import rose
@@ -310,6 +311,13 @@ class Session:
         """What stands out in the metrics of the phase that runs, from its first step on."""
         improved = rose(self.facts.get("before"), self.facts.get("after"))
         return findings(self._records(), improved=improved, limit=self.limit, usual_lr=self.usual_lr)
+
+    def first_failure(self) -> str | None:
+        """The error of the run's first rollout that failed, and where in the user's code it was raised."""
+        if not self.facts.get("rollouts", {}).get("failed"):
+            return None
+        events = read_lines(self.rundir.path / "events.jsonl")
+        return next((blame(str(event.get("error"))) for event in events if event["kind"] == "failed_rollout"), None)
 
     def first_and_last(self, *names: str) -> dict[str, list[float]]:
         """Of each metric, what the phase began and ended with; none on other ranks than the first."""

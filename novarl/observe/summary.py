@@ -37,13 +37,13 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 def render_summary(summary: Mapping[str, Any]) -> str:
     """summary.json as a page of text, at most 80 columns wide but for long paths.
 
-    Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `before` and
-    `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `lr`, `paths` (name: path) and `status` ("done", "stopped",
-    "unsaved"); what is missing is left out. `findings` (`sign`, `said`: `observe.diagnosis`) are what stands out.
-    `warmup` (`steps`, and `loss` and `accuracy` as they began and ended) is what the warm-up did.
-    `max_tokens` and `usual_max_tokens` (the longest answer, and its default), `command`, `task`, `data` and `base`
-    (words that name the rows and the model), `usual_lr` (the default) and `other_algo` (an algorithm that the same
-    settings go with) shape the words.
+    Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `first_failure`
+    (the error of the first rollout that failed), `before` and `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `lr`,
+    `paths` (name: path) and `status` ("done", "stopped", "unsaved"); what is missing is left out. `findings` (`sign`,
+    `said`, `cure`: `observe.diagnosis`) are what stands out. `warmup` (`steps`, and `loss` and `accuracy` as they began
+    and ended) is what the warm-up did. `max_tokens` and `usual_max_tokens` (the longest answer, and its default),
+    `command`, `task`, `data` and `base` (words that name the rows and the model), `usual_lr` (the default) and
+    `other_algo` (an algorithm that the same settings go with) shape the words.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
     lines = [ENDS.get(summary.get("status", "done")) or _verdict(summary) or f"{what} completed successfully!", ""]
@@ -63,6 +63,10 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     if (rollouts := summary.get("rollouts")) and rollouts["failed"]:
         share = f"{rollouts['failed']:,} of {rollouts['sampled']:,}"
         lines.append(f"Rollouts that failed and were left out: {share}")
+        if summary.get("first_failure"):
+            said = f"the first: {summary['first_failure']}"
+            whole = {"break_long_words": False, "break_on_hyphens": False}  # a path can be copied
+            lines += textwrap.wrap(said, 78, initial_indent="  ", subsequent_indent="    ", **whole)
     lines += [
         f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in _paths(summary).items()
     ]

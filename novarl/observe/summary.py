@@ -38,8 +38,8 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     """summary.json as a page of text, at most 80 columns wide but for long paths.
 
     Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `first_failure`
-    (the error of the first rollout that failed), `before` and `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `lr`,
-    `paths` (name: path) and `status` ("done", "stopped", "unsaved"); what is missing is left out. `findings` (`sign`,
+    (the error of the first rollout that failed), `before` and `after` (`score`, `interval`, `n`, `failed`, `pass@k`),
+    `lr`, `paths` (name: path) and `status` ("done", "stopped", "unsaved"); what is missing is left out. `findings` (`sign`,
     `said`, `cure`: `observe.diagnosis`) are what stands out. `warmup` (`steps`, and `loss` and `accuracy` as they began
     and ended) is what the warm-up did. `max_tokens` and `usual_max_tokens` (the longest answer, and its default),
     `command`, `task`, `data` and `base` (words that name the rows and the model), `usual_lr` (the default) and
@@ -65,8 +65,9 @@ def render_summary(summary: Mapping[str, Any]) -> str:
         lines.append(f"Rollouts that failed and were left out: {share}")
         if summary.get("first_failure"):
             said = f"the first: {summary['first_failure']}"
-            whole = {"break_long_words": False, "break_on_hyphens": False}  # a path can be copied
-            lines += textwrap.wrap(said, 78, initial_indent="  ", subsequent_indent="    ", **whole)
+            wrapper = textwrap.TextWrapper(78, initial_indent="  ", subsequent_indent="    ")
+            wrapper.break_long_words = wrapper.break_on_hyphens = False  # paths stay whole
+            lines += wrapper.wrap(said)
     lines += [
         f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in _paths(summary).items()
     ]

@@ -39,8 +39,8 @@ def render_summary(summary: Mapping[str, Any]) -> str:
 
     Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `first_failure`
     (the error of the first rollout that failed), `before` and `after` (`score`, `interval`, `n`, `failed`, `pass@k`),
-    `lr`, `paths` (name: path) and `status` ("done", "stopped", "unsaved"); what is missing is left out. `findings` (`sign`,
-    `said`, `cure`: `observe.diagnosis`) are what stands out. `warmup` (`steps`, and `loss` and `accuracy` as they began
+    `lr`, `paths` (name: path) and `status` ("done", "stopped", "unsaved"); what is missing is left out. `findings`
+    (`sign`, `said`, `cure`: `observe.diagnosis`) stand out. `warmup` (`steps`, and `loss` and `accuracy` as they began
     and ended) is what the warm-up did. `max_tokens` and `usual_max_tokens` (the longest answer, and its default),
     `command`, `task`, `data` and `base` (words that name the rows and the model), `usual_lr` (the default) and
     `other_algo` (an algorithm that the same settings go with) shape the words.

@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: help setup check demo train_smoke train_quick train_full lint format test test-oldest test-newest \
         certificates oracles test-kill test-real \
         bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks bench-rates \
-        bench-rm-ppo bench-reviews \
+        bench-rm-ppo bench-reviews bench-kit \
         tensorboard requirements wheel clean
 
 help: ## this list
@@ -173,6 +173,9 @@ bench-recipes: $(STAMP) ## each recipe against the library's run of the same, th
 
 bench-tasks: $(STAMP) ## a few steps of every algorithm on every built-in task
 	$(PY) -m benchmarks.every_task $(ARGS)
+
+bench-kit: $(STAMP) ## the kit's commands (train.py) with its numbers: learnt, and in the promised time, three seeds
+	$(PY) -m benchmarks.kit $(ARGS)
 
 bench-rm-ppo: $(STAMP) ## preferences, a reward model, PPO; and what happens without KL control, three seeds
 	$(PY) -m benchmarks.rm_ppo $(ARGS)

@@ -97,7 +97,7 @@ def resolve_rl(config: RLConfig) -> RLPlan:
         critic_lr=config.critic.lr or (SMALL_CRITIC_LR if is_small(config.model) else LARGE_CRITIC_LR),
         prime_lr=PRIME_SHARE * lr if config.prime.lr is None else config.prime.lr,
         prime_beta=config.prime.beta or (None if config.prime.model else PRIME_BETA),
-        max_tokens=config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS),
+        max_tokens=config.rollout.max_tokens or usual_max_tokens(task),
         split=split,
         correction=correction,
         needs_reference="reference" in algorithm.needs
@@ -171,6 +171,11 @@ def usual_lr(model: str, task: Task | None) -> float:
     if not is_small(model):
         return LARGE_RL_LR
     return task.rl_lr if task else SMALL_RL_LR
+
+
+def usual_max_tokens(task: Task | None) -> int:
+    """The longest answer where nobody says how long."""
+    return task.max_tokens if task else DATA_MAX_TOKENS
 
 
 def is_small(model: str) -> bool:

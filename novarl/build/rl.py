@@ -17,7 +17,7 @@ from novarl.build.lora import adapt, adapter_state, check_adaptable, keep_base, 
 from novarl.build.machine import check_overlap, divided_threads, start
 from novarl.build.play import FarSampler, Play
 from novarl.build.references import named_process_model, named_reference
-from novarl.build.resolve import RLPlan, other_algorithm, resolve_rl, usual_lr
+from novarl.build.resolve import RLPlan, other_algorithm, resolve_rl, usual_lr, usual_max_tokens
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.rows import Rows, demonstrations, longest_sequence, raw, rl_rows
 from novarl.build.sampling import Sampler, training_sampler
@@ -46,13 +46,15 @@ from novarl.loops.state import LoopState
 from novarl.models.forward import attention_of, modules_of
 from novarl.models.implicit import ImplicitModel
 from novarl.models.load import Policy, save
-from novarl.observe.diagnosis import findings
-from novarl.observe.sinks.jsonl import read_metrics
-from novarl.observe.summary import rose
+from novarl.observe.diagnosis import low_rate
 from novarl.rewards.compose import RewardSet
 
 WARMUP_BATCH = 64
 """Demonstrations in an update of the warm-up."""
+WARMUP = (
+    "the built-in model is untrained, so {steps} supervised steps on the task's demonstrations come before RL "
+    "(warm-up). Set their number with warmup=N; warmup=0 leaves them out"
+)
 
 
 class Kept(Protocol):
@@ -212,6 +214,7 @@ def _begin(run: Online) -> None:
         session.bus.sinks += open_sinks(
             session.rundir.path, console=config.log.console, tensorboard=config.log.tensorboard
         )
+    session.limit, session.usual_lr = _limit(run), usual_lr(config.model, run.plan.task)
     session.announce(
         [
             *run.opened.notes,
@@ -219,6 +222,7 @@ def _begin(run: Online) -> None:
             *date_notes(run.policy, config, run.state),
             *idle(config),
             *run.rows.notes(config.data, config.eval.n),
+            *_slow(run),
         ],
         device=str(run.scorer.device),
         seed=config.seed,
@@ -230,6 +234,19 @@ def _begin(run: Online) -> None:
     if run.state is None:
         run.rows.report(session.bus)
         session.facts |= {**run.rows.facts(), **date_facts(run.policy), "model": config.model}
+
+
+def _limit(run: Online) -> str:
+    """What cuts answers off."""
+    tokens, turns = f"max_new_tokens={run.plan.max_tokens}", run.config.rollout.max_turns
+    return tokens if turns == 1 else f"{tokens} or rollout.max_turns={turns}"
+
+
+def _slow(run: Online) -> list[str]:
+    """That the learning rate is too low for as many updates as there are."""
+    updates = (run.config.steps - run.config.critic.warmup_steps) * run.plan.algorithm.updates_per_rollout
+    slow = low_rate(run.plan.lr, usual_lr(run.config.model, run.plan.task), updates)
+    return [] if slow is None else [f"{slow.said}. {slow.cure}"]
 
 
 def _drive(run: Online) -> dict[str, Any]:
@@ -299,21 +316,11 @@ def _drive(run: Online) -> dict[str, Any]:
             "rollouts": session.facts.get("rollouts"),
             "before": session.facts.get("before"),
             "after": session.facts.get("after"),
-            "findings": _findings(run),
+            "warmup": session.facts.get("warmup"),
+            "max_tokens": run.plan.max_tokens,
+            "usual_max_tokens": usual_max_tokens(run.plan.task),
         },
     )
-
-
-def _findings(run: Online) -> list[dict[str, str]]:
-    """What stands out in the run's metrics, from its first step on."""
-    session = run.session
-    if session.ranks.rank > 0:
-        return []
-    session.bus.flush()
-    log = session.rundir.path / "metrics.jsonl"
-    records = [record for record in read_metrics(log) if record.get("phase") == "rl"] if log.exists() else []
-    improved = rose(session.facts.get("before"), session.facts.get("after"))
-    return [finding._asdict() for finding in findings(records, improved=improved)]
 
 
 def _loop(run: Online, state: LoopState, stages: Stages) -> Iterator[Record]:
@@ -358,6 +365,8 @@ def _warm_up(run: Online) -> None:
         batch_size=WARMUP_BATCH,
         seed=run.config.seed,
     )
+    if state.step == 0:
+        session.bus.event("alert", message=WARMUP.format(steps=run.plan.warmup))
     session.enter(
         "warmup",
         lambda: {"model": fingerprint(run.policy), "loop": state.state_dict(), "learner": learner.state_dict()},
@@ -366,6 +375,7 @@ def _warm_up(run: Online) -> None:
         done=state.step,
     )
     session.drive(offline(state, stages, steps=run.plan.warmup), state)
+    session.facts["warmup"] = {"steps": state.step, **session.first_and_last("loss", "accuracy")}
 
 
 def _adapt(run: Online) -> None:

@@ -34,8 +34,13 @@ from novarl.core.types import Record
 from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
-from novarl.observe.sinks.jsonl import read_lines
+from novarl.observe.blame import blame
+from novarl.observe.diagnosis import Finding, cannot_learn, findings
+from novarl.observe.sinks.jsonl import read_lines, read_metrics
+from novarl.observe.summary import rose
 
+EARLY = 5
+"""The step after which a run that cannot learn is told so while it still runs."""
 _RSS_PER_MB = 1024**2 if sys.platform == "darwin" else 1024
 """The kernel counts resident memory in bytes on macOS, in KiB elsewhere."""
 Snapshot = Callable[[], dict[str, Any]]
@@ -235,6 +240,10 @@ class Session:
     started: float = field(default_factory=time.perf_counter)
     snapshot: Snapshot = dict
     prefix: str = "step"
+    phase: str = ""
+    limit: str = "max_new_tokens"
+    """What cuts answers off, in words."""
+    usual_lr: float | None = None
     stopped_after: str | None = None
     rewound: list[str] = field(default_factory=list)
 
@@ -271,7 +280,7 @@ class Session:
 
     def enter(self, name: str, snapshot: Snapshot, *, prefix: str, steps: int, done: int) -> None:
         """Begin or re-enter a phase: checkpoints are now named `<prefix>-<step>` and hold `snapshot()`."""
-        self.prefix = prefix
+        self.phase, self.prefix = name, prefix
         self.snapshot = lambda: {"phase": name, **snapshot()}
         self.bus.event("phase", name=name, steps=steps, done=done)
 
@@ -288,12 +297,40 @@ class Session:
             if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:
                 record, best = self._evaluated(record, evaluate())
             self._report(step, record, whole=whole)
+            if whole and step == EARLY:
+                for finding in cannot_learn(self._records(), limit=self.limit):
+                    self.bus.event("alert", message=f"{finding.said}. {finding.cure}.")
             if whole and (best or (self.save_every and state.step % self.save_every == 0)):
                 self.save(state, best=best)
             if any(self.ranks.gather(self.interrupts.wanted)):
                 self.save(state)
                 self.stopped_after = f"{'warm-up ' * (self.prefix == 'warmup')}step {state.step}"
                 raise Stopped
+
+    def findings(self) -> list[Finding]:
+        """What stands out in the metrics of the phase that runs, from its first step on."""
+        improved = rose(self.facts.get("before"), self.facts.get("after"))
+        return findings(self._records(), improved=improved, limit=self.limit, usual_lr=self.usual_lr)
+
+    def first_failure(self) -> str | None:
+        """The error of the run's first rollout that failed, and where in the user's code it was raised."""
+        if not self.facts.get("rollouts", {}).get("failed"):
+            return None
+        events = read_lines(self.rundir.path / "events.jsonl")
+        return next((blame(str(event.get("error"))) for event in events if event["kind"] == "failed_rollout"), None)
+
+    def first_and_last(self, *names: str) -> dict[str, list[float]]:
+        """Of each metric, what the phase began and ended with; none on other ranks than the first."""
+        records = self._records()
+        return {name: [records[0][name], records[-1][name]] for name in names if records}
+
+    def _records(self) -> list[Record]:
+        """The phase's metrics, from its first step on; none where another rank writes them."""
+        self.bus.flush()
+        log = self.rundir.path / "metrics.jsonl"
+        if self.ranks.rank > 0 or not log.exists():
+            return []
+        return [record for record in read_metrics(log) if record.get("phase") == self.phase]
 
     def _count(self, record: Record) -> None:
         """Add a step's rollouts to those of the run. `flat` says of the last step whether no group had rewards that

@@ -34,7 +34,9 @@ def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
         entries = {**entries, "status": "unsaved"}
     if session.ranks.rank != 0:
         return dict(entries)
-    session.bus.flush()
+    entries = {**entries, "findings": [finding._asdict() for finding in session.findings()]}
+    if failure := session.first_failure():
+        entries["first_failure"] = failure
     paths = {"run_dir": folder, "metrics": folder / "metrics.jsonl", "logs": folder / "logs" / "train.jsonl"}
     paths |= {"events": folder / "events.jsonl", "tensorboard": folder / "tb", "checkpoints": folder / "checkpoints"}
     paths["model"] = folder / "checkpoints" / "latest" / "model"

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean, pvariance
 
 from torch import Tensor
 
@@ -51,7 +51,7 @@ class Evaluation:
         return found | self.measures()
 
 
-def wilson(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(successes: float, n: float, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's 95 % interval of a proportion (1927): right also near 0 and 1. A tie is half a success."""
     if n == 0:
         return (0.0, 1.0)
@@ -62,13 +62,22 @@ def wilson(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % interval of the mean: Wilson's for 0/1 scores, the normal one for others."""
+    """A 95 % interval of the mean: Wilson's for values in [0, 1], so that it stays there; the normal one for others.
+
+    For shares between 0 and 1 Wilson's formula takes the effective sample size n p (1 - p) / v, where p is the mean and
+    v the variance of the values: as many rows of 0 and 1 would give a mean that varies as much. For 0/1 values it is n.
+    """
+    n = len(values)
     if all(value in (0.0, 1.0) for value in values):
-        return wilson(round(sum(values)), len(values))
-    if len(values) < 2:
+        return wilson(round(sum(values)), n)
+    if n < 2:
         return (-math.inf, math.inf)
-    half = 1.959964 * stdev(values) / math.sqrt(len(values))
-    return (fmean(values) - half, fmean(values) + half)
+    mean, variance = fmean(values), pvariance(values)
+    if variance == 0.0 or not all(0.0 <= value <= 1.0 for value in values):
+        half = 1.959964 * math.sqrt(variance / (n - 1))
+        return (mean - half, mean + half)
+    rows = n * mean * (1.0 - mean) / variance
+    return wilson(mean * rows, rows)
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

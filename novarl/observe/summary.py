@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from novarl.observe.diagnosis import CANNOT_LEARN
+
 LABELS = {
     "run_dir": "Output directory",
     "metrics": "Metrics",
@@ -24,6 +26,8 @@ ENDS = {
     "unsaved": "Training ended, but the disk refused its last checkpoint.",
 }
 FELL = "Training ended, and the held-out score is lower than before it."
+IDLE = "Training ended, but this run could learn little or nothing: see what stands out below."
+ODD = "Training ended, and the held-out score rose; see what stands out below."
 ROWS = ("read", "used", "truncated", "refused", "held_out")
 """In this order, whatever that of the file they were read from."""
 BAR_CELLS = 24
@@ -33,15 +37,16 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 def render_summary(summary: Mapping[str, Any]) -> str:
     """summary.json as a page of text, at most 80 columns wide but for long paths.
 
-    Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `before` and
-    `after` (`score`, `interval`, `n`, `failed`, `pass@k`), `lr`, `paths` (name: path) and `status` ("done", "stopped",
-    "unsaved"); what is missing is left out. `findings` (`sign`, `said`: `observe.diagnosis`) are what stands out.
+    Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `first_failure`
+    (the error of the first rollout that failed), `before` and `after` (`score`, `interval`, `n`, `failed`, `pass@k`),
+    `lr`, `paths` (name: path) and `status` ("done", "stopped", "unsaved"); what is missing is left out. `findings`
+    (`sign`, `said`, `cure`: `observe.diagnosis`) stand out. `warmup` (`steps`, and `loss` and `accuracy` as they began
+    and ended) is what the warm-up did. `max_tokens` and `usual_max_tokens` (the longest answer, and its default),
     `command`, `task`, `data` and `base` (words that name the rows and the model), `usual_lr` (the default) and
     `other_algo` (an algorithm that the same settings go with) shape the words.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
-    good = FELL if _fell(summary.get("before"), summary.get("after")) else f"{what} completed successfully!"
-    lines = [ENDS.get(summary.get("status", "done"), good), ""]
+    lines = [ENDS.get(summary.get("status", "done")) or _verdict(summary) or f"{what} completed successfully!", ""]
     if summary.get("command") == "eval":
         lines += _scores({"score": summary.get("after")})
     else:
@@ -50,22 +55,48 @@ def render_summary(summary: Mapping[str, Any]) -> str:
         lines.append(f"Total time: {summary['seconds']:.2f} seconds")
     if "steps" in summary and summary.get("command") != "eval":
         lines.append(f"Total steps: {summary['steps']}")
+    if warmup := summary.get("warmup"):
+        lines.append(_warmed_up(warmup))
     if rows := summary.get("rows"):
         ordered = sorted(rows.items(), key=lambda row: ROWS.index(row[0]) if row[0] in ROWS else len(ROWS))
         lines.append("Rows: " + ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in ordered))
     if (rollouts := summary.get("rollouts")) and rollouts["failed"]:
         share = f"{rollouts['failed']:,} of {rollouts['sampled']:,}"
         lines.append(f"Rollouts that failed and were left out: {share}")
+        if summary.get("first_failure"):
+            said = f"the first: {summary['first_failure']}"
+            wrapper = textwrap.TextWrapper(78, initial_indent="  ", subsequent_indent="    ")
+            wrapper.break_long_words = wrapper.break_on_hyphens = False  # paths stay whole
+            lines += wrapper.wrap(said)
     lines += [
         f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in _paths(summary).items()
     ]
     if signs := summary.get("findings"):
         lines += ["", "What stands out:"]
-        lines += [f"  {line}" for sign in signs for line in textwrap.wrap(sign["said"], 78, subsequent_indent="  ")]
+        for sign in signs:
+            said = ". ".join(part for part in (sign["said"], sign.get("cure")) if part)
+            lines += [f"  {line}" for line in textwrap.wrap(said, 78, subsequent_indent="  ")]
     if advice := next_steps(summary):
         lines += ["", "What to try next:"]
         lines += [line for command, why in advice for line in (f"  {command}", f"      {why}")]
     return "\n".join(lines) + "\n"
+
+
+def _verdict(summary: Mapping[str, Any]) -> str | None:
+    """How a run ended that was no plain success."""
+    before, after = summary.get("before"), summary.get("after")
+    if _fell(before, after):
+        return FELL
+    if CANNOT_LEARN & {finding["sign"] for finding in summary.get("findings") or ()}:
+        return ODD if rose(before, after) else IDLE
+    return None
+
+
+def _warmed_up(warmup: Mapping[str, Any]) -> str:
+    moved = [f", loss {first:.3g} → {last:.3g}" for first, last in [warmup["loss"]]] if "loss" in warmup else []
+    if "accuracy" in warmup:
+        moved += [f", next-token accuracy {first:.0%} → {last:.0%}" for first, last in [warmup["accuracy"]]]
+    return f"Warm-up: {warmup['steps']} supervised steps{''.join(moved)} (warmup={warmup['steps']})"
 
 
 def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -93,15 +124,20 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         advice.append((f"grep failed_rollout {run}/events.jsonl", "why rollouts failed: each with its error"))
     if _fell(summary.get("before"), summary.get("after")) and "best" in paths and command != "rm":
         advice.append((f"novarl sample model={paths['best']}", "the checkpoint whose held-out score was best"))
-    if smaller := _smaller_steps(summary, signs, f"novarl {command} {run}/config.yaml run_dir=null"):
-        advice.append(smaller)
+    if "always_cut" in signs and (longest := summary.get("max_tokens")):
+        usual = summary.get("usual_max_tokens", 0)
+        more, why = (usual, "the default") if usual > longest else (2 * longest, "twice as many")
+        again = f"novarl {command} {run}/config.yaml run_dir=null rollout.max_tokens={more}"
+        advice.append((again, f"tokens for an answer, {why}"))
+    if other_steps := _other_steps(summary, signs, f"novarl {command} {run}/config.yaml run_dir=null"):
+        advice.append(other_steps)
     if rollouts.get("flat"):
-        flat = "in the last step no group had rewards that differ"
+        flat = "every group in the last step had equal rewards"
         if "rollouts" in paths:
-            advice.append((f"tail {paths['rollouts']}/*.jsonl", f"{flat}: see the answers, of the last step written"))
+            advice.append((f"tail {paths['rollouts']}/*.jsonl", f"{flat}: read the saved answers"))
         else:
             again = f"novarl {command} {run}/config.yaml run_dir=null log.rollouts_every=1"
-            advice.append((again, f"{flat}: have the answers written, and see them"))
+            advice.append((again, f"{flat}: save the answers, and read them"))
     elif _within_noise(summary.get("before"), summary.get("after")) and not signs:
         longer = 2 * summary["steps"] if "steps" in summary else "…"
         advice.append(
@@ -134,11 +170,16 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return advice
 
 
-def _smaller_steps(summary: Mapping[str, Any], signs: set[str], again: str) -> tuple[str, str] | None:
-    """(command, why) where updates, or what else the loss holds, were too much for the policy."""
+def _other_steps(summary: Mapping[str, Any], signs: set[str], again: str) -> tuple[str, str] | None:
+    """(command, why) where updates, or what else the loss holds, were too much for the policy, or too little."""
     fell = _fell(summary.get("before"), summary.get("after"))
     if "unsure" in signs and summary.get("entropy_coef"):
         return f"{again} entropy.coef=0", "the entropy bonus outweighs the reward"
+    if "low_lr" in signs:
+        return (
+            f"{again} optim.lr={summary['usual_lr']:g}",
+            f"larger steps: the default, for this run's {summary['lr']:g}",
+        )
     if not (lr := summary.get("lr")) or not (fell or signs & {"far", "certain"}):
         return None
     why, usual = "the score fell: smaller steps" if fell else "smaller steps", summary.get("usual_lr", lr)

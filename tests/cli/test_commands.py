@@ -273,13 +273,20 @@ def test_ends_while_libraries_are_being_mapped_are_clean() -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", "epochs=3 steps_per_epoch=8 batch_size=4 max_new_tokens=15 kl_coef=0.1 seed=42"),
+        ("", "epochs=3 steps_per_epoch=8 batch_size=4 max_new_tokens=75 kl_coef=0.1 seed=42 warmup=100"),
         (
             "--epochs 2 --steps_per_epoch 6 --batch_size 2 --max_new_tokens 10 "
             "--learning_rate 1e-4 --kl_coef 0 --seed 1 --device cpu",
-            "steps=12 prompts_per_rollout=2 rollout.max_tokens=10 optim.lr=1e-4 kl.coef=0 seed=1 device=cpu",
+            "steps=12 prompts_per_rollout=2 rollout.max_tokens=50 optim.lr=1e-4 kl.coef=0 seed=1 device=cpu warmup=100",
         ),
-        ("--epochs 1 run_dir=runs/x", "steps=8 batch_size=4 max_new_tokens=15 kl_coef=0.1 seed=42 run_dir=runs/x"),
+        (
+            "--epochs 1 warmup=7 run_dir=runs/x",
+            "steps=8 batch_size=4 max_new_tokens=75 kl_coef=0.1 seed=42 warmup=7 run_dir=runs/x",
+        ),
+        (
+            "--model some/folder",
+            "epochs=3 steps_per_epoch=8 batch_size=4 max_new_tokens=15 kl_coef=0.1 seed=42 model=some/folder",
+        ),
     ],
 )
 def test_train_py_takes_the_kits_flags(

@@ -20,7 +20,7 @@ from novarl.build.resolve import resolve_rl
 from novarl.config.load import load
 from novarl.config.tree import RLConfig
 from novarl.core.errors import NovaError
-from tests.build.harness import ROOT, finished, lightly
+from tests.build.harness import ROOT, finished, lightly, metrics
 
 TEXT = (ROOT / "docs/from_the_documents.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+) ours ?([\w ]*)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
@@ -110,6 +110,8 @@ def test_scripts_take_their_flags_and_run(line: str, monkeypatch: pytest.MonkeyP
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as end:
             assert not end.code
+    if "train.py" in script:  # how much it learns: test_kit.py
+        assert len([record for record in metrics(Path("run")) if record["phase"] == "rl"]) == 4
 
 
 @pytest.mark.parametrize("line", REST)

@@ -136,9 +136,14 @@ def test_printable_is_one_line_within_its_limit(text: str, limit: int) -> None:
 def test_only_the_first_failed_rollout_is_said_and_unknown_events_are_not() -> None:
     sink, stream = a_pipe()
     for _ in range(3):
-        sink.event("failed_rollout", {"error": "Traceback (most recent call last):\n  ...\nValueError: no answer"})
+        sink.event(
+            "failed_rollout", {"error": 'raised ValueError: no\nTraceback ...\n  File "mine.py", line 3, in score\n'}
+        )
     sink.event("save", {"path": "somewhere"})
-    assert stream.getvalue() == "Note: a rollout failed and is left out (see events.jsonl): ValueError: no answer\n"
+    assert (
+        stream.getvalue()
+        == "Note: a rollout failed and is left out (see events.jsonl): raised ValueError: no (mine.py, line 3)\n"
+    )
 
 
 def test_a_stream_that_knows_only_ascii_gets_what_it_can_show() -> None:

@@ -126,6 +126,8 @@ def test_advice_fits_how_the_run_ended() -> None:
     assert commands(rollouts=failed)[0] == "grep failed_rollout runs/x/events.jsonl"
     assert "Rollouts that failed and were left out: 31 of 1,200\n" in render_summary({**FULL, "rollouts": failed})
     assert "left out" not in render_summary({**FULL, "rollouts": {**failed, "failed": 0}})
+    said = "reward 'mine' raised KeyError: 'x' (/home/me/mine.py, line 3)"
+    assert f"1,200\n  the first: {said}\n" in render_summary({**FULL, "rollouts": failed, "first_failure": said})
     assert "novarl rl task=sort model=runs/x/checkpoints/latest/model" in commands(command="sft")
     assert "novarl rl runs/x/config.yaml run_dir=null algo=rloo seed=1" in commands(algo="grpo", other_algo="rloo")
     fits = commands(algo="ppo", other_algo="reinforce")

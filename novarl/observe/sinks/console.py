@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from novarl.core.errors import visible
+from novarl.observe.blame import blame
 from novarl.observe.sinks.gauge import Gauge, clock_text, number, printable
 from novarl.observe.summary import render_summary
 
@@ -168,10 +169,8 @@ class ConsoleSink:
     def _failed_rollout(self, fields: Mapping[str, Any]) -> None:
         self.failed += 1
         if self.failed == 1:
-            lines = str(fields.get("error", "")).strip().splitlines() or [""]
-            self._say(
-                f"Note: a rollout failed and is left out (see events.jsonl): {printable(lines[-1], 200)}", "yellow"
-            )
+            said = printable(blame(str(fields.get("error", ""))), 300)
+            self._say(f"Note: a rollout failed and is left out (see events.jsonl): {said}", "yellow")
 
     def _summary(self, fields: Mapping[str, Any]) -> None:
         self._end_phase()

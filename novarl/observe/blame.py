@@ -1,0 +1,24 @@
+"""Who is to blame for an error: its message with the file and line of the user's code that raised it."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from pathlib import Path
+
+import novarl
+
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
+_NOT_THE_USERS = (str(Path(novarl.__file__).parent), sysconfig.get_path("stdlib"), "site-packages", "<")
+
+
+def blame(error: str) -> str:
+    """The first line of `error`, which a traceback may follow, and the innermost place in it that is the user's code.
+
+    >>> blame("raised KeyError: 'x'\\nTraceback ...\\n  File \\"/home/me/mine.py\\", line 3, in score")
+    "raised KeyError: 'x' (/home/me/mine.py, line 3)"
+    """
+    said = error.strip().partition("\n")[0]
+    frames: list[tuple[str, str]] = _FRAME.findall(error)
+    own = [frame for frame in frames if not any(part in frame[0] for part in _NOT_THE_USERS)]
+    return f"{said} ({own[-1][0]}, line {own[-1][1]})" if own else said

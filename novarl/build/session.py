@@ -108,7 +108,7 @@ class Opened:
 
 
 def open_run(config: RunConfig, ranks: Ranks) -> Opened:
-    """Find the directory and the checkpoint to resume from. Writes nothing.
+    """Find the directory and the checkpoint to resume from. Writes nothing but what an interrupted save left undone.
 
     Without `resume`, a directory that holds a run is refused. `auto` goes on where the run stopped, or starts afresh
     where none was ever written; a path names one checkpoint, which must be whole and belong to the run in `run_dir`.
@@ -135,6 +135,7 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
             )
         _check_kind(rundir, kind)
         _claim(rundir, ranks)
+        _mend(rundir, ranks)
         return Opened(rundir, checkpoint, [*_changed(config, rundir), *_lost(rundir, checkpoint)], digests(config))
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     rundir = RunDir.at(ranks.from_first(name))
@@ -144,7 +145,7 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
         return Opened(rundir, None, [], digests(config))
     rundir.refuse_strangers()
     _check_kind(rundir, kind)
-    found, troubles = ranks.from_first(_mended(rundir).find() if ranks.rank == 0 else (None, []))
+    found, troubles = _mend(rundir, ranks)
     if found is None and troubles:
         raise NovaError(
             f"none of its checkpoints can be used ({troubles[0]})",
@@ -156,17 +157,16 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
     if found is None:
         what = "has saved nothing to go on from, and starts anew" if rundir.holds_a_run() else "is new: none was there"
         return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"], digests(config))
-    earlier = [f"resuming from an earlier checkpoint: {trouble}" for trouble in troubles]
+    earlier = [f"resuming from {found.path.name}, because a checkpoint is damaged: {trouble}" for trouble in troubles]
     checkpoint = open_checkpoint(found.path)
     notes = [*earlier, *_changed(config, rundir), *_lost(rundir, checkpoint)]
     return Opened(rundir, checkpoint, notes, digests(config))
 
 
-def _mended(rundir: RunDir) -> Checkpoints:
-    """Its checkpoints, with what an interrupted save has left undone now done."""
+def _mend(rundir: RunDir, ranks: Ranks) -> tuple[Checkpoint | None, list[str]]:
+    """Do what an interrupted save has left undone; the newest whole checkpoint, and why newer ones were passed over."""
     checkpoints = Checkpoints(rundir.path / "checkpoints", keep=1)
-    checkpoints.mend()
-    return checkpoints
+    return ranks.from_first(checkpoints.mend() if ranks.rank == 0 else (None, []))
 
 
 def _missing(rundir: RunDir) -> NovaError:
@@ -253,7 +253,6 @@ class Session:
                 if aside := self.checkpoints.abandon(opened.checkpoint.order):
                     what = f"resuming from {opened.checkpoint.path.name}, so later checkpoints are set aside"
                     self.rewound.append(f"{what}: {', '.join(sorted(aside))}")
-                self.checkpoints.mend()
                 self.checkpoints.prune()
                 self.rundir.cut_logs(state["logs"])
                 self.rundir.note(saved=True, files=opened.files)

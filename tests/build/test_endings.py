@@ -443,6 +443,18 @@ def test_the_links_of_a_run_are_set_right_when_it_is_opened(folder: Path) -> Non
         assert Path(summary(folder / "run")["paths"]["model"]).resolve().parent.name == "step-000002"
 
 
+@pytest.mark.parametrize("file", ["state.json", "MANIFEST", "tensors.safetensors", "model/model.safetensors"])
+def test_a_fall_back_to_an_older_checkpoint_is_said(file: str, folder: Path) -> None:
+    words = ("sft", *SFT, "task=sort", "run_dir=run", "save_every=1")
+    finished(*words, "steps=2")
+    (folder / "run" / "checkpoints" / "step-000002" / file).write_bytes(b"")
+    finished(*words, "steps=3", "resume=auto")
+    (said,) = (event["message"] for event in events(folder / "run", "alert"))
+    why = "its MANIFEST: damaged: not JSON" if file == "MANIFEST" else f"{file} differs from its checksum"
+    assert said.startswith(f"resuming from step-000001, because a checkpoint is damaged: step-000002: {why}")
+    assert [row["step"] for row in metrics(folder / "run")] == [1, 2, 3]
+
+
 # ------------------------------------------------------------------------------------------ logs that were cut or lost
 
 

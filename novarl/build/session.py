@@ -231,6 +231,7 @@ class Session:
     order: int = 0
     step_seconds: float = 0.0
     saved_order: int = -1
+    better: tuple[int, float] = (-1, -math.inf)
     noted_saved: bool = False
     started: float = field(default_factory=time.perf_counter)
     snapshot: Snapshot = dict
@@ -283,12 +284,11 @@ class Session:
             record = {**record, "update": float(state.update)}
             if whole and "episodes" in record and ("rollouts" in self.facts or state.step == 1):
                 self._count(record)
-            best = False
             if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:
-                record, best = self._evaluated(record, evaluate())
+                record = self._evaluated(record, evaluate())
             self._report(step, record, whole=whole)
-            if whole and (best or (self.save_every and state.step % self.save_every == 0)):
-                self.save(state, best=best)
+            if whole and (self._best() is not None or (self.save_every and state.step % self.save_every == 0)):
+                self.save(state)
             if any(self.ranks.gather(self.interrupts.wanted)):
                 self.save(state)
                 self.stopped_after = f"{'warm-up ' * (self.prefix == 'warmup')}step {state.step}"
@@ -305,8 +305,8 @@ class Session:
             "flat": could and record["zero_variance_groups"] == record["groups_kept"],
         }
 
-    def _evaluated(self, record: Record, found: Evaluation) -> tuple[Record, bool]:
-        """The record with the evaluation in it, and whether it is the best so far and to be kept."""
+    def _evaluated(self, record: Record, found: Evaluation) -> Record:
+        """The record with the evaluation in it. Remembers a score that is the best so far, where that is to be kept."""
         low, high = found.interval
         record = record | {
             "eval/score": found.score,
@@ -320,10 +320,15 @@ class Session:
             lengths = [sum(sum(sequence.mask) for sequence in answer.sequences) for answer in answers]
             record["eval/length_mean"] = fmean(lengths)
             record["eval/truncated_fraction"] = fmean(answer.status == "truncated" for answer in answers)
-        best = self.keep_best and found.score > self.facts.get("best", float("-inf"))
-        if best:
-            self.facts["best"] = found.score
-        return record, best
+        if self.keep_best and found.score > self.facts.get("best", -math.inf):
+            self.better = (self.order + 1, found.score)  # of the update that is reported now
+        return record
+
+    def _best(self) -> float | None:
+        """The score of the weights at hand where no saved ones have a better one. The best one until it is saved, so
+        that a save which fails and is tried again marks it too."""
+        order, score = self.better
+        return score if order == self.order else None
 
     def note(self, name: str, found: Evaluation) -> None:
         """Remember a measurement, "before" or "after", and show it."""
@@ -347,18 +352,20 @@ class Session:
         self.order += 1
         self.bus.step(step, record | times)
 
-    def save(self, state: LoopState, *, best: bool = False) -> bool:
+    def save(self, state: LoopState) -> bool:
         """Save now; True where it was written. A full disk is said, and the last good checkpoint is kept."""
-        if self.saved_order == self.order and not best:
+        if self.saved_order == self.order:
             return True
+        best = self._best()
+        facts = self.facts if best is None else {**self.facts, "best": best}
         name = f"{self.prefix}-{state.step:06d}" + (f"-update-{state.pending.used}" if state.pending else "")
         written = True
         if self.ranks.rank == 0:
             self.bus.flush()
             self.rundir.check_is_there()
             try:
-                document = {**self.snapshot(), "facts": self.facts, "logs": self.rundir.log_sizes()}
-                self.checkpoints.save(name, document, self.write_model, order=self.order, best=best)
+                document = {**self.snapshot(), "facts": facts, "logs": self.rundir.log_sizes()}
+                self.checkpoints.save(name, document, self.write_model, order=self.order, best=best is not None)
                 self._note_saved()
             except OSError as error:
                 written = False
@@ -368,7 +375,7 @@ class Session:
                 print(visible(what), file=sys.stderr)
         written = self.ranks.from_first(written)
         if written:
-            self.saved_order = self.order
+            self.saved_order, self.facts = self.order, facts
         return written
 
     def _note_saved(self) -> None:

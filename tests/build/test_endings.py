@@ -22,7 +22,7 @@ import torch
 
 from novarl.build.judge import Judge
 from novarl.build.session import Session
-from novarl.core.checkpoint import Disk, damage
+from novarl.core.checkpoint import Checkpoints, Disk, damage
 from novarl.core.rundir import RunDir
 from novarl.loops.evaluate import Evaluation
 from novarl.observe.sinks.jsonl import JsonlSink
@@ -104,6 +104,34 @@ def test_the_best_checkpoint_is_named_where_it_is_better_than_the_last(
     found = summary(folder / "run")
     assert not left and found["after"]["score"] == scores[-1]
     assert ("best" in found["paths"]) is named
+
+
+@pytest.mark.parametrize(("scores", "failing"), [((0.5, 0.9), {2}), ((0.5, 0.9, 0.7), {2}), ((0.5, 0.9, 0.4), {2, 3})])
+def test_the_best_checkpoint_is_the_best_of_those_that_could_be_saved(
+    scores: tuple[float, ...], failing: set[int], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk refuses some tries of a save. The last save of a run is tried once more at its end."""
+    left, tries = [0.1, *scores, 0.1], [0]
+    real, fill = Judge.__call__, Checkpoints._fill
+
+    def measured(judge: Judge) -> Evaluation:
+        return replace(real(judge), score=left.pop(0))
+
+    def full(self: Checkpoints, *args: Any) -> None:
+        tries[0] += 1
+        if tries[0] in failing:
+            raise OSError(28, "No space left on device")
+        fill(self, *args)
+
+    monkeypatch.setattr(Judge, "__call__", measured)
+    monkeypatch.setattr(Checkpoints, "_fill", full)
+    finished(*COMMANDS["rl on rows"], f"steps={len(scores)}", "eval_every=1", "save_every=1", "run_dir=run")
+    checkpoints = folder / "run" / "checkpoints"
+    saved = {int(path.name[5:]) for path in checkpoints.glob("step-*")}
+    best = max(saved, key=lambda step: scores[step - 1])
+    assert len(scores) in saved and os.readlink(checkpoints / "best") == f"step-{best:06d}"
+    state = json.loads((checkpoints / "latest" / "state.json").read_text())
+    assert state["state"]["facts"]["best"] == scores[best - 1] and state["best"] is (best == len(scores))
 
 
 def test_without_a_run_dir_every_run_has_its_own(folder: Path) -> None:

@@ -136,13 +136,13 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
         _check_kind(rundir, kind)
         _claim(rundir, ranks)
         _mend(rundir, ranks)
-        return Opened(rundir, checkpoint, [*_changed(config, rundir), *_lost(rundir, checkpoint)], digests(config))
+        return _resumed(config, rundir, checkpoint, ranks)
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     rundir = RunDir.at(ranks.from_first(name))
     _claim(rundir, ranks)
     if resume is None:
         rundir.refuse_if_taken()
-        return Opened(rundir, None, [], digests(config))
+        return Opened(rundir, None, [], _digests(config, ranks))
     rundir.refuse_strangers()
     _check_kind(rundir, kind)
     found, troubles = _mend(rundir, ranks)
@@ -156,11 +156,24 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
         raise _missing(rundir)
     if found is None:
         what = "has saved nothing to go on from, and starts anew" if rundir.holds_a_run() else "is new: none was there"
-        return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"], digests(config))
-    earlier = [f"resuming from {found.path.name}, because a checkpoint is damaged: {trouble}" for trouble in troubles]
-    checkpoint = open_checkpoint(found.path)
-    notes = [*earlier, *_changed(config, rundir), *_lost(rundir, checkpoint)]
-    return Opened(rundir, checkpoint, notes, digests(config))
+        return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"], _digests(config, ranks))
+    opened = _resumed(config, rundir, open_checkpoint(found.path), ranks)
+    why = f"resuming from {found.path.name}, because a checkpoint is damaged"
+    opened.notes[:0] = [f"{why}: {trouble}" for trouble in troubles]
+    return opened
+
+
+def _resumed(config: RunConfig, rundir: RunDir, checkpoint: Checkpoint, ranks: Ranks) -> Opened:
+    """A run that goes on from `checkpoint`, with what has changed since and what of its logs was lost."""
+    files = _digests(config, ranks)
+    others = [f"resuming {change}" for change in changes(config, rundir)]
+    others += changed((rundir.manifest() or {}).get("files", {}), files)
+    return Opened(rundir, checkpoint, [*others, *_lost(rundir, checkpoint)], files)
+
+
+def _digests(config: RunConfig, ranks: Ranks) -> dict[str, str]:
+    """Of the files that the run learns from, on the first rank, which notes them: they may be large."""
+    return digests(config) if ranks.rank == 0 else {}
 
 
 def _mend(rundir: RunDir, ranks: Ranks) -> tuple[Checkpoint | None, list[str]]:
@@ -196,11 +209,6 @@ def _claim(rundir: RunDir, ranks: Ranks) -> None:
     """Nobody else may go on with the run meanwhile. Raises NovaError, on every rank."""
     if (taken := ranks.from_first(rundir.claim() if ranks.rank == 0 else None)) is not None:
         raise taken
-
-
-def _changed(config: RunConfig, rundir: RunDir) -> list[str]:
-    before = (rundir.manifest() or {}).get("files", {})
-    return [f"resuming {change}" for change in changes(config, rundir)] + changed(before, digests(config))
 
 
 def _check_kind(rundir: RunDir, kind: str) -> None:

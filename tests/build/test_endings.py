@@ -184,25 +184,30 @@ def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: P
 
 
 def test_files_that_change_between_resumes_are_said(folder: Path) -> None:
-    """As many rows as before, and a reward of the same name; once said, they are the ones to compare with."""
+    """As many rows as before, and the same names; once said, they are the ones to compare with."""
     reward = folder / "mine.py"
     reward.write_text("def reward_fn(messages, answer): return 1.0\n")
-    words = ("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=run", "resume=auto")
+    template = folder / "mine.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    words = ("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "chat_template=mine.jinja")
+    words = (*words, "run_dir=run", "resume=auto")
+    names = ("mine.jinja", "mine.py", "rows.jsonl")
     finished(*words)
-    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("mine.py", "rows.jsonl")}
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
     assert json.loads((folder / "run" / "manifest.json").read_text())["files"] == digests
     finished(*words, "steps=2")
     assert not [event for event in events(folder / "run", "alert") if "changed" in event["message"]]
     reward.write_text("def reward_fn(messages, answer): return 0.5\n")
+    template.write_text("{% for m in messages %}{{ m.content }}.\n{% endfor %}")
     write_rows(folder / "rows.jsonl", [{**row, "answer": "other"} for row in questions()])
     finished(*words, "steps=3")
     said = [event["message"] for event in events(folder / "run", "alert")]
     now = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in digests}
     expected = [
         f"{name} has changed since the run last began (sha256 {now[name][:12]}, it was {digests[name][:12]})"
-        for name in ("mine.py", "rows.jsonl")
+        for name in names
     ]
-    assert said[-2:] == expected
+    assert said[-3:] == expected
     finished(*words, "steps=4")
     assert [event["message"] for event in events(folder / "run", "alert")] == said
 

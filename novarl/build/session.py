@@ -376,6 +376,7 @@ class Session:
                 self.checkpoints.save(name, document, self.write_model, order=self.order, best=best is not None)
                 self._note_saved()
             except OSError as error:
+                self.rundir.check_is_there()
                 written = False
                 self.bus.event("save_failed", name=name, reason=str(error))
                 kept = "the last good one is kept" if self.noted_saved else "none has been saved yet"

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from novarl.build.judge import write_samples
+from novarl.core.checkpoint import Disk
 from novarl.core.errors import LostRank, NovaError, visible
 from novarl.core.surroundings import environment_fault
 from novarl.core.types import Prompt, Rollout, Scored
@@ -118,6 +119,19 @@ def test_a_run_directory_that_vanishes_is_said(tmp_path: Path, monkeypatch: pyte
         f"novarl: run_dir={run}: the directory was removed while the run was writing there "
         "(start again; what it held is lost)\n"
     )
+
+
+def test_a_run_directory_that_vanishes_in_a_save_is_said_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, real = tmp_path / "run", Disk.produce
+
+    def produce(disk: Disk, path: Path, writer: Any) -> None:
+        shutil.rmtree(run)
+        real(disk, path, writer)
+
+    monkeypatch.setattr(Disk, "produce", produce)
+    ended = novarl(*STEPS, f"run_dir={run}")
+    what = "the directory was removed while the run was writing there (start again; what it held is lost)"
+    assert (ended.code, ended.err) == (2, f"novarl: run_dir={run}: {what}\n")
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,11 @@ FAMILIES: dict[str, list[str]] = {
     "continuations": [*ON_SORT, "algo=vineppo", "steps=2"],
     "process rewards": [*ON_SORT, "algo=prime", "steps=3"],
     "sampled ahead": [*ON_SORT, "rollout.staleness=1", "steps=4"],
+    "truncated, ahead": [*ON_SORT, "rollout.top_p=0.9", "rollout.staleness=1", "steps=3"],
     "adapters": [*ON_SORT, "lora.rank=4", "steps=3"],
     "supervised": ["sft", "data={pairs}", "prompt_key=prompt", "completion_key=chosen", "batch_size=4", *SHORT],
     "preferences": ["dpo", "data={pairs}", "batch_size=4", *SHORT],
+    "labels": ["dpo", "loss=kto", "data={pairs}", "batch_size=4", *SHORT],
     "a reward model": ["rm", "data={pairs}", "batch_size=4", *SHORT],
 }
 """Every kind of state that a checkpoint holds. In MAIN, two updates a step, evaluations, a reference, rollout logs."""
@@ -147,12 +149,10 @@ def planned(families: Mapping[str, Family], instants: int, sparse: int, rng: ran
                 add("the first save", name, operation=index)
             for index in windows[-1]:
                 add("the last save", name, operation=index)
-            best = [window for window in windows[:-1] if any("best" in family.operations[i] for i in window)]
-            best += [
-                window for window in windows if family.operations[window[0] : window[0] + 1] == ["link .best.writing"]
-            ]
-            for index in sorted({i for window in best for i in window}):
-                add("the save of the best", name, operation=index)
+            for index in (i for i in renames if family.operations[i] == "rename best"):
+                begin = next(window[0] for window in reversed(windows) if window[-1] < index)
+                for operation in range(begin, index + 3):  # that save, its links, and what it drops
+                    add("the save of the best", name, operation=operation)
             for index in range(25):
                 add("a resume's own writes", name, operation=windows[len(windows) // 2][len(windows) // 2], again=index)
         else:
@@ -190,9 +190,10 @@ def main() -> int:
             trials = rng.sample(trials, min(arguments.most, len(trials)))
         run: Callable[[Trial], dict[str, Any]] = lambda trial: trial.run(families[trial.family], scratch)  # noqa: E731
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            results = list(pool.map(run, trials))
-    for result in results:
-        print(result)
+            results = []
+            for result in pool.map(run, trials):
+                results.append(result)
+                print(result, flush=True)
     equal = sum(result["equal"] for result in results)
     print(f"{equal}/{len(results)}")
     if len(families) == len(FAMILIES) and not arguments.most:

@@ -55,9 +55,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. An error of ours is raised, with a note that asks for a report."""
     words = list(sys.argv[1:] if argv is None else argv)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us: `>&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
+    _open_standard_streams()
     try:
         return _dispatch(words)
     except NovaError as error:
@@ -77,6 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"This is a fault in NovaRL {novarl.__version__}, not in your input: please report it with the lines above."
         )
         raise
+
+
+def _open_standard_streams() -> None:
+    """Open those that whoever started us has closed (`>&-`), to nowhere. Otherwise the next files to be opened, such as
+    the run's logs, would get their numbers, and what libraries and rewards print."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
 
 
 def _tell(what: str) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from novarl.algos.hypervolume import Vector, hypervolume
 from novarl.algos.pareto import Direction, Evaluated, ParetoArchive, maximised
+from novarl.core.errors import visible
 from novarl.core.types import Scored
 from novarl.observe.front import draw_front
 
@@ -107,10 +108,10 @@ class Front:
         if self.session.ranks.rank != 0 or len(self.directions) < 2 or not self.evaluated:
             return
         path = self.session.rundir.path / "figures" / "front.png"
-        path.parent.mkdir(exist_ok=True)
-        entries, names = list(self.evaluated.values()), list(self.directions)
-        title = f"Held-out front of {self.session.rundir.path.resolve().name}"
+        entries, names = list(self.evaluated.values()), [visible(name) for name in self.directions]
+        title = visible(f"Held-out front of {self.session.rundir.path.resolve().name}")
         with self.session.drawing("the front"):
+            path.parent.mkdir(exist_ok=True)
             ways, reference = list(self.directions.values()), self.reference
             draw_front(entries, path, names, directions=ways, reference=reference, title=title)
 

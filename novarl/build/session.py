@@ -113,7 +113,7 @@ class Opened:
 
 
 def open_run(config: RunConfig, ranks: Ranks) -> Opened:
-    """Find the directory and the checkpoint to resume from. Writes nothing.
+    """Find the directory and the checkpoint to resume from. Writes nothing but what an interrupted save left undone.
 
     Without `resume`, a directory that holds a run is refused. `auto` goes on where the run stopped, or starts afresh
     where none was ever written; a path names one checkpoint, which must be whole and belong to the run in `run_dir`.
@@ -140,16 +140,17 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
             )
         _check_kind(rundir, kind)
         _claim(rundir, ranks)
-        return Opened(rundir, checkpoint, [*_changed(config, rundir), *_lost(rundir, checkpoint)], digests(config))
+        _mend(rundir, ranks)
+        return _resumed(config, rundir, checkpoint, ranks)
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     rundir = RunDir.at(ranks.from_first(name))
     _claim(rundir, ranks)
     if resume is None:
         rundir.refuse_if_taken()
-        return Opened(rundir, None, [], digests(config))
+        return Opened(rundir, None, [], _digests(config, ranks))
     rundir.refuse_strangers()
     _check_kind(rundir, kind)
-    found, troubles = ranks.from_first(_mended(rundir).find() if ranks.rank == 0 else (None, []))
+    found, troubles = _mend(rundir, ranks)
     if found is None and troubles:
         raise NovaError(
             f"none of its checkpoints can be used ({troubles[0]})",
@@ -160,18 +161,30 @@ def open_run(config: RunConfig, ranks: Ranks) -> Opened:
         raise _missing(rundir)
     if found is None:
         what = "has saved nothing to go on from, and starts anew" if rundir.holds_a_run() else "is new: none was there"
-        return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"], digests(config))
-    earlier = [f"resuming from an earlier checkpoint: {trouble}" for trouble in troubles]
-    checkpoint = open_checkpoint(found.path)
-    notes = [*earlier, *_changed(config, rundir), *_lost(rundir, checkpoint)]
-    return Opened(rundir, checkpoint, notes, digests(config))
+        return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"], _digests(config, ranks))
+    opened = _resumed(config, rundir, open_checkpoint(found.path), ranks)
+    why = f"resuming from {found.path.name}, because a checkpoint is damaged"
+    opened.notes[:0] = [f"{why}: {trouble}" for trouble in troubles]
+    return opened
 
 
-def _mended(rundir: RunDir) -> Checkpoints:
-    """Its checkpoints, with what an interrupted save has left undone now done."""
+def _resumed(config: RunConfig, rundir: RunDir, checkpoint: Checkpoint, ranks: Ranks) -> Opened:
+    """A run that goes on from `checkpoint`, with what has changed since and what of its logs was lost."""
+    files = _digests(config, ranks)
+    others = [f"resuming {change}" for change in changes(config, rundir)]
+    others += changed((rundir.manifest() or {}).get("files", {}), files)
+    return Opened(rundir, checkpoint, [*others, *_lost(rundir, checkpoint)], files)
+
+
+def _digests(config: RunConfig, ranks: Ranks) -> dict[str, str]:
+    """Of the files that the run learns from, on the first rank, which notes them: they may be large."""
+    return digests(config) if ranks.rank == 0 else {}
+
+
+def _mend(rundir: RunDir, ranks: Ranks) -> tuple[Checkpoint | None, list[str]]:
+    """Do what an interrupted save has left undone; the newest whole checkpoint, and why newer ones were passed over."""
     checkpoints = Checkpoints(rundir.path / "checkpoints", keep=1)
-    checkpoints.mend()
-    return checkpoints
+    return ranks.from_first(checkpoints.mend() if ranks.rank == 0 else (None, []))
 
 
 def _missing(rundir: RunDir) -> NovaError:
@@ -203,11 +216,6 @@ def _claim(rundir: RunDir, ranks: Ranks) -> None:
         raise taken
 
 
-def _changed(config: RunConfig, rundir: RunDir) -> list[str]:
-    before = (rundir.manifest() or {}).get("files", {})
-    return [f"resuming {change}" for change in changes(config, rundir)] + changed(before, digests(config))
-
-
 def _check_kind(rundir: RunDir, kind: str) -> None:
     """Refuse to go on with a run of another command: its state would fit, and mean something else."""
     held = (rundir.manifest() or {}).get("kind", kind)
@@ -236,6 +244,7 @@ class Session:
     order: int = 0
     step_seconds: float = 0.0
     saved_order: int = -1
+    better: tuple[int, float] = (-1, -math.inf)
     noted_saved: bool = False
     started: float = field(default_factory=time.perf_counter)
     snapshot: Snapshot = dict
@@ -262,7 +271,6 @@ class Session:
                 if aside := self.checkpoints.abandon(opened.checkpoint.order):
                     what = f"resuming from {opened.checkpoint.path.name}, so later checkpoints are set aside"
                     self.rewound.append(f"{what}: {', '.join(sorted(aside))}")
-                self.checkpoints.mend()
                 self.checkpoints.prune()
                 self.rundir.cut_logs(state["logs"])
                 self.rundir.note(saved=True, files=opened.files)
@@ -293,15 +301,14 @@ class Session:
             record = {**record, "update": float(state.update)}
             if whole and "episodes" in record and ("rollouts" in self.facts or state.step == 1):
                 self._count(record)
-            best = False
             if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:
-                record, best = self._evaluated(record, evaluate())
+                record = self._evaluated(record, evaluate())
             self._report(step, record, whole=whole)
             if whole and step == EARLY:
                 for finding in cannot_learn(self._records(), limit=self.limit):
                     self.bus.event("alert", message=f"{finding.said}. {finding.cure}.")
-            if whole and (best or (self.save_every and state.step % self.save_every == 0)):
-                self.save(state, best=best)
+            if whole and (self._best() is not None or (self.save_every and state.step % self.save_every == 0)):
+                self.save(state)
             if any(self.ranks.gather(self.interrupts.wanted)):
                 self.save(state)
                 self.stopped_after = f"{'warm-up ' * (self.prefix == 'warmup')}step {state.step}"
@@ -343,8 +350,8 @@ class Session:
             "flat": could and record["zero_variance_groups"] == record["groups_kept"],
         }
 
-    def _evaluated(self, record: Record, found: Evaluation) -> tuple[Record, bool]:
-        """The record with the evaluation in it, and whether it is the best so far and to be kept."""
+    def _evaluated(self, record: Record, found: Evaluation) -> Record:
+        """The record with the evaluation in it. Remembers a score that is the best so far, where that is to be kept."""
         low, high = found.interval
         record = record | {
             "eval/score": found.score,
@@ -358,10 +365,15 @@ class Session:
             lengths = [sum(sum(sequence.mask) for sequence in answer.sequences) for answer in answers]
             record["eval/length_mean"] = fmean(lengths)
             record["eval/truncated_fraction"] = fmean(answer.status == "truncated" for answer in answers)
-        best = self.keep_best and found.score > self.facts.get("best", float("-inf"))
-        if best:
-            self.facts["best"] = found.score
-        return record, best
+        if self.keep_best and found.score > self.facts.get("best", -math.inf):
+            self.better = (self.order + 1, found.score)  # of the update that is reported now
+        return record
+
+    def _best(self) -> float | None:
+        """The score of the weights at hand where no saved ones have a better one. The best one until it is saved, so
+        that a save which fails and is tried again marks it too."""
+        order, score = self.better
+        return score if order == self.order else None
 
     def note(self, name: str, found: Evaluation) -> None:
         """Remember a measurement, "before" or "after", and show it."""
@@ -385,20 +397,23 @@ class Session:
         self.order += 1
         self.bus.step(step, record | times)
 
-    def save(self, state: LoopState, *, best: bool = False) -> bool:
+    def save(self, state: LoopState) -> bool:
         """Save now; True where it was written. A full disk is said, and the last good checkpoint is kept."""
-        if self.saved_order == self.order and not best:
+        if self.saved_order == self.order:
             return True
+        best = self._best()
+        facts = self.facts if best is None else {**self.facts, "best": best}
         name = f"{self.prefix}-{state.step:06d}" + (f"-update-{state.pending.used}" if state.pending else "")
         written = True
         if self.ranks.rank == 0:
             self.bus.flush()
             self.rundir.check_is_there()
             try:
-                document = {**self.snapshot(), "facts": self.facts, "logs": self.rundir.log_sizes()}
-                self.checkpoints.save(name, document, self.write_model, order=self.order, best=best)
+                document = {**self.snapshot(), "facts": facts, "logs": self.rundir.log_sizes()}
+                self.checkpoints.save(name, document, self.write_model, order=self.order, best=best is not None)
                 self._note_saved()
             except OSError as error:
+                self.rundir.check_is_there()
                 written = False
                 self.bus.event("save_failed", name=name, reason=str(error))
                 kept = "the last good one is kept" if self.noted_saved else "none has been saved yet"
@@ -406,7 +421,7 @@ class Session:
                 print(visible(what), file=sys.stderr)
         written = self.ranks.from_first(written)
         if written:
-            self.saved_order = self.order
+            self.saved_order, self.facts = self.order, facts
         return written
 
     def _note_saved(self) -> None:

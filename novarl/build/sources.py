@@ -12,16 +12,24 @@ from novarl.config.load import to_dict
 
 
 def digests(config: RunConfig) -> dict[str, str]:
-    """The sha256 of each data file and Python file that the configuration names; a folder's is that of its files'
-    names and contents."""
+    """The sha256 of each data file, Python file and chat template that the configuration names; a folder's is that of
+    its files' names and contents."""
     found: dict[str, str] = {}
     for key, text in _texts(to_dict(config)):
-        names = text.split("@") if key == "data" else [text.rpartition(":")[0]] if ".py" in text else []
-        for name in (text, *names) if names else ():
+        for name in _names(key, text):
             if (digest := _digest(name)) is not None:
                 found[name] = digest
                 break
     return dict(sorted(found.items()))
+
+
+def _names(key: str, text: str) -> list[str]:
+    """The paths that `text` may stand for, the value of a key that ends in `key`."""
+    if key == "data":
+        return [text, *text.split("@")]  # with a split
+    if ".py" in text:
+        return [text, text.rpartition(":")[0]]  # with a function
+    return [text] if key == "chat_template" else []
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ from novarl.build.machine import start
 from novarl.build.sampling import local_engine
 from novarl.config.tree import SampleConfig
 from novarl.core import collector
-from novarl.core.errors import NovaError
+from novarl.core.errors import NovaError, visible
 from novarl.core.types import Completion, Sampling
 from novarl.data.render import render_prompt, turn_text
 from novarl.models.heads import refuse_reward_model
@@ -54,10 +54,11 @@ def run_sample(config: SampleConfig) -> None:
         chat = config.apply_chat_template
         return turn_text(policy.tokenizer, prompt, found.tokens, ended=ended, apply_chat_template=chat)
 
+    shown = visible if sys.stdout.isatty() else str  # a program gets the text as it is
     try:
         for number, prompt in enumerate(_prompts(config.prompt, sys.stdin)):
             for found, text in asyncio.run(answers(prompt, number)):
-                print(text, flush=True)
+                print(shown(text), flush=True)
                 count += 1
                 cut += found.finish_reason == "length" and len(found.tokens) < talk.max_tokens
     except BrokenPipeError:  # whoever read the answers, such as `head`, has enough of them

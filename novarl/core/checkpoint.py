@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,12 @@ DISK = Disk()
 
 POINTERS = ("latest", "best")
 """The links beside the checkpoints; folders, where a copy of the run was made that followed links."""
+
+NAME = re.compile(r"[a-z]+-\d{6,}(-update-\d+)?")
+"""The names of checkpoints: phase, step, and how many updates of the next step it has behind it."""
+
+UNFINISHED = re.compile(r"\..+\.(saving|replaced|dropped|writing)")
+"""The names of what an interrupted save leaves beside the checkpoints. Other hidden files are not ours to remove."""
 
 ASIDE = "abandoned-"
 """How the names of checkpoints begin whose branch a run has left by resuming from an earlier one."""
@@ -152,16 +159,15 @@ class Checkpoints:
         self.prune()
         return Checkpoint(target, order)
 
-    def mend(self) -> None:
+    def mend(self) -> tuple[Checkpoint | None, list[str]]:
         """Do what an interrupted save has left undone: make the links lead to the newest whole checkpoint and to the
-        best one, and remove what lies beside. Changes nothing where all is well; no other process may write here."""
-        if not self.folder.is_dir():
-            return
+        best one, and remove what lies beside. Returns what `find` does. Changes nothing where all is well; no other
+        process may write here."""
         for pointer in POINTERS:
             self._as_link(pointer)
-        newest, _ = self.find()
+        newest, troubles = self.find()
         if newest is None:
-            return
+            return None, troubles
         self._aim("latest", newest.path.name)
         marked = (path for path, head in self._newest_first() if head.get("best") and damage(path) is None)
         if (best := next(marked, None)) is not None:  # each of them is better than those before it
@@ -169,6 +175,7 @@ class Checkpoints:
         elif (self.folder / "best").is_symlink() and not (self.folder / "best").exists():
             DISK.remove(self.folder / "best")
         self._sweep()
+        return newest, troubles
 
     def _as_link(self, pointer: str) -> None:
         """A folder where a link should be is a copy of a checkpoint: the only one, which gets its own name, or one too
@@ -193,9 +200,11 @@ class Checkpoints:
             self._point(pointer, name)
 
     def _sweep(self) -> None:
-        """Remove what interrupted saves left beside the checkpoints."""
+        """Remove what interrupted saves left beside the checkpoints; what cannot be removed now is left to the next."""
         for leftover in self.folder.glob(".*"):
-            DISK.remove(leftover)
+            if UNFINISHED.fullmatch(leftover.name):
+                with suppress(OSError):
+                    DISK.remove(leftover)
 
     def _fill(
         self, folder: Path, head: Mapping[str, Any], state: Mapping[str, Any], write_model: Callable[[Path], None]
@@ -249,11 +258,8 @@ class Checkpoints:
     def _folders(self) -> list[Path]:
         if not self.folder.is_dir():
             return []
-        return [
-            path
-            for path in self.folder.iterdir()
-            if path.is_dir() and not (path.is_symlink() or path.name.startswith((".", ASIDE)))
-        ]
+        named = (path for path in self.folder.iterdir() if NAME.fullmatch(path.name) or path.name in POINTERS)
+        return [path for path in named if path.is_dir() and not path.is_symlink()]
 
     def abandon(self, after: int) -> list[str]:
         """Set aside the whole checkpoints of a later order than `after`, from before which the run now goes on another
@@ -274,14 +280,17 @@ class Checkpoints:
         return aside
 
     def find(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest whole checkpoint, or None, and why each newer one was passed over."""
-        troubles: list[str] = []
+        """The newest whole checkpoint, or None, and why each one was passed over that is newer, or may be."""
+        found, troubles = None, list[str]()
         for path, head in self._newest_first():
+            if found is not None and (head or _before_all(path.name, [found.path.name])):
+                continue
             trouble = damage(path)
             if trouble is None:
-                return Checkpoint(path, head["order"]), troubles
-            troubles.append(f"{path.name}: {trouble}")
-        return None, troubles
+                found = Checkpoint(path, head["order"])
+            else:
+                troubles.append(f"{path.name}: {trouble}")
+        return found, troubles
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -241,13 +241,9 @@ class RunDir:
 
     def clear_logs(self) -> None:
         """Remove every log: a run that starts afresh in a directory whose first checkpoint was never finished."""
-        for name in (*LOGS, "checkpoints"):
-            path = self.path / name
-            if path.is_symlink() and path.is_dir():  # to where there is more room: it stays
-                for inside in path.iterdir():
-                    checkpoint.DISK.remove(inside)
-            elif os.path.lexists(path):
-                checkpoint.DISK.remove(path)
+        for name in LOGS:
+            if os.path.lexists(self.path / name):
+                checkpoint.DISK.remove(self.path / name)
 
     def _files(self, names: Iterable[str]) -> list[Path]:
         found: list[Path] = []

@@ -33,11 +33,15 @@ def environment_fault(error: Exception) -> NovaError | None:
     if (refused := disk_error(error)) is not None:
         why = refused.strerror or first_line(refused) or type(refused).__name__
         where = str(refused.filename) if refused.filename else "disk" if refused.errno == errno.ENOSPC else None
-        fix = _FIXES.get(refused.errno or 0, f"mend this, {_ON}")
+        fix = _FIXES.get(refused.errno or 0, f"fix this, {_ON}")
         return NovaError(f"the run stopped: {why}", where=where, fix=fix)
     if isinstance(error, UnicodeError):
         fix = "look for a name or a text with lone surrogates, or a file that is not UTF-8"
         return NovaError(f"the run stopped: text that is not valid Unicode ({error})", fix=fix)
+    if isinstance(error, ValueError) and "embedded null" in str(error):
+        return NovaError(
+            "the run stopped: a file name with a null character", fix="look at the names in the configuration"
+        )
     if isinstance(error, json.JSONDecodeError | tomllib.TOMLDecodeError):
         return NovaError(f"the run stopped: a file that it reads is damaged ({error})", fix="restore it from a copy")
     if isinstance(error, RecursionError) and _while_parsing(error):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from novarl.core.errors import visible
 from novarl.observe.glossary import lookup
 from novarl.observe.sinks.jsonl import read_lines, read_metrics
 
@@ -100,7 +101,7 @@ def draw(run: Path) -> list[Path]:
     for place, (name, part) in enumerate(phases):
         last = place == len(phases) - 1
         paths.append(run / "figures" / ("curves.png" if last else f"{name}.png"))
-        title = " · ".join(str(word) for word in (run.resolve().name, name) if word)
+        title = " · ".join(visible(word) for word in (run.resolve().name, name) if word)
         _figure(part, title, _marks(run, part) if last else [], paths[-1])
     return paths
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,15 @@ import pytest
 import torch
 
 from novarl.build.judge import write_samples
+from novarl.core.checkpoint import Disk
 from novarl.core.errors import LostRank, NovaError, visible
 from novarl.core.surroundings import environment_fault
 from novarl.core.types import Prompt, Rollout, Scored
+from novarl.observe import figures
 from novarl.observe.sinks.jsonl import JsonlSink
 from tests.build.harness import (
     RL,
+    ROOT,
     SFT,
     deterministic_metrics,
     finished,
@@ -56,6 +62,12 @@ def not_unicode() -> Exception:
     return caught.value
 
 
+def null() -> Exception:
+    with pytest.raises(ValueError, match="null") as caught:
+        Path("a\0b").stat()
+    return caught.value
+
+
 def cut() -> Exception:
     with pytest.raises(json.JSONDecodeError) as caught:
         json.loads("{")
@@ -68,8 +80,8 @@ def cut() -> Exception:
         (errno.EIO, "x.jsonl: the run stopped: Input/output error (check the disk, then go on "),
         (errno.EMFILE, "x.jsonl: the run stopped: Too many open files (raise the limit of open files (ulimit -n), "),
         (errno.ENOSPC, "x.jsonl: the run stopped: No space left on device (make room, then go on "),
-        (errno.ENOENT, "x.jsonl: the run stopped: No such file or directory (mend this, then go on "),
-        (errno.EISDIR, "x.jsonl: the run stopped: Is a directory (mend this, then go on "),
+        (errno.ENOENT, "x.jsonl: the run stopped: No such file or directory (fix this, then go on "),
+        (errno.EISDIR, "x.jsonl: the run stopped: Is a directory (fix this, then go on "),
         (errno.ENAMETOOLONG, "x.jsonl: the run stopped: File name too long (choose a shorter name)"),
     ],
 )
@@ -109,11 +121,25 @@ def test_a_run_directory_that_vanishes_is_said(tmp_path: Path, monkeypatch: pyte
     )
 
 
+def test_a_run_directory_that_vanishes_in_a_save_is_said_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, real = tmp_path / "run", Disk.produce
+
+    def produce(disk: Disk, path: Path, writer: Any) -> None:
+        shutil.rmtree(run)
+        real(disk, path, writer)
+
+    monkeypatch.setattr(Disk, "produce", produce)
+    ended = novarl(*STEPS, f"run_dir={run}")
+    what = "the directory was removed while the run was writing there (start again; what it held is lost)"
+    assert (ended.code, ended.err) == (2, f"novarl: run_dir={run}: {what}\n")
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (deep, "the run stopped: a file that it reads is nested too deeply (restore it from a copy)"),
         (cut, "the run stopped: a file that it reads is damaged (Expecting property name"),
+        (null, "the run stopped: a file name with a null character (look at the names in the configuration)"),
         (not_unicode, "the run stopped: text that is not valid Unicode ('utf-8' codec can't encode"),
     ],
 )
@@ -170,6 +196,30 @@ def test_hostile_names_and_messages_reach_no_terminal_raw(tmp_path: Path, monkey
         assert not raw, one
         assert "Traceback" not in ended.err
         assert "\\x1b" in ended.out + ended.err, one
+
+
+def test_what_is_printed_never_lands_in_a_file_of_a_run_whose_streams_are_closed(tmp_path: Path) -> None:
+    """Closed streams leave their numbers to the next files that are opened."""
+    (tmp_path / "loud.py").write_text(
+        "import os\n\n\ndef reward_fn(messages, answer):\n"
+        "    os.write(1, b'NOISE')\n    os.write(2, b'NOISE')\n    return 0.0\n"
+    )
+    words = (*("rl", *RL, "task=sort", "steps=1", "log.console=true"), f"reward={tmp_path / 'loud.py'}:reward_fn")
+    run = shlex.join([sys.executable, "-m", "novarl", *words, f"run_dir={tmp_path / 'run'}"])
+    ended = subprocess.run(f"{run} <&- >&- 2>&-", shell=True, cwd=ROOT, check=False)
+    assert ended.returncode == 0 and summary(tmp_path / "run")["status"] == "done"
+    noisy = [file.name for file in (tmp_path / "run").rglob("*") if file.is_file() and b"NOISE" in file.read_bytes()]
+    assert noisy == []
+
+
+def test_a_hostile_name_reaches_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the terminal, where the font's missing letters are named."""
+    titles: list[str] = []
+    monkeypatch.setattr(figures, "_figure", lambda rows, title, marks, path: titles.append(title))
+    run = tmp_path / "a\x1b[31m\u202eb"
+    finished(*STEPS, f"run_dir={run}")
+    figures.draw(run)
+    assert titles == ["a\\x1b[31m\\u202eb · sft"]
 
 
 def test_samples_are_shown_escaped(tmp_path: Path) -> None:

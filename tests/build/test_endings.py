@@ -22,7 +22,7 @@ import torch
 
 from novarl.build.judge import Judge
 from novarl.build.session import Session
-from novarl.core.checkpoint import Disk, damage
+from novarl.core.checkpoint import Checkpoints, Disk, damage
 from novarl.core.rundir import RunDir
 from novarl.loops.evaluate import Evaluation
 from novarl.observe.sinks.jsonl import JsonlSink
@@ -106,6 +106,34 @@ def test_the_best_checkpoint_is_named_where_it_is_better_than_the_last(
     assert ("best" in found["paths"]) is named
 
 
+@pytest.mark.parametrize(("scores", "failing"), [((0.5, 0.9), {2}), ((0.5, 0.9, 0.7), {2}), ((0.5, 0.9, 0.4), {2, 3})])
+def test_the_best_checkpoint_is_the_best_of_those_that_could_be_saved(
+    scores: tuple[float, ...], failing: set[int], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk refuses some tries of a save. The last save of a run is tried once more at its end."""
+    left, tries = [0.1, *scores, 0.1], [0]
+    real, fill = Judge.__call__, Checkpoints._fill
+
+    def measured(judge: Judge) -> Evaluation:
+        return replace(real(judge), score=left.pop(0))
+
+    def full(self: Checkpoints, *args: Any) -> None:
+        tries[0] += 1
+        if tries[0] in failing:
+            raise OSError(28, "No space left on device")
+        fill(self, *args)
+
+    monkeypatch.setattr(Judge, "__call__", measured)
+    monkeypatch.setattr(Checkpoints, "_fill", full)
+    finished(*COMMANDS["rl on rows"], f"steps={len(scores)}", "eval_every=1", "save_every=1", "run_dir=run")
+    checkpoints = folder / "run" / "checkpoints"
+    saved = {int(path.name[5:]) for path in checkpoints.glob("step-*")}
+    best = max(saved, key=lambda step: scores[step - 1])
+    assert len(scores) in saved and os.readlink(checkpoints / "best") == f"step-{best:06d}"
+    state = json.loads((checkpoints / "latest" / "state.json").read_text())
+    assert state["state"]["facts"]["best"] == scores[best - 1] and state["best"] is (best == len(scores))
+
+
 def test_without_a_run_dir_every_run_has_its_own(folder: Path) -> None:
     finished(*COMMANDS["rl on rows"])
     (run,) = (folder / "runs").glob("rl-*")
@@ -156,25 +184,30 @@ def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: P
 
 
 def test_files_that_change_between_resumes_are_said(folder: Path) -> None:
-    """As many rows as before, and a reward of the same name; once said, they are the ones to compare with."""
+    """As many rows as before, and the same names; once said, they are the ones to compare with."""
     reward = folder / "mine.py"
     reward.write_text("def reward_fn(messages, answer): return 1.0\n")
-    words = ("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=run", "resume=auto")
+    template = folder / "mine.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    words = ("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "chat_template=mine.jinja")
+    words = (*words, "run_dir=run", "resume=auto")
+    names = ("mine.jinja", "mine.py", "rows.jsonl")
     finished(*words)
-    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("mine.py", "rows.jsonl")}
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
     assert json.loads((folder / "run" / "manifest.json").read_text())["files"] == digests
     finished(*words, "steps=2")
     assert not [event for event in events(folder / "run", "alert") if "changed" in event["message"]]
     reward.write_text("def reward_fn(messages, answer): return 0.5\n")
+    template.write_text("{% for m in messages %}{{ m.content }}.\n{% endfor %}")
     write_rows(folder / "rows.jsonl", [{**row, "answer": "other"} for row in questions()])
     finished(*words, "steps=3")
     said = [event["message"] for event in events(folder / "run", "alert")]
     now = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in digests}
     expected = [
         f"{name} has changed since the run last began (sha256 {now[name][:12]}, it was {digests[name][:12]})"
-        for name in ("mine.py", "rows.jsonl")
+        for name in names
     ]
-    assert said[-2:] == expected
+    assert said[-3:] == expected
     finished(*words, "steps=4")
     assert [event["message"] for event in events(folder / "run", "alert")] == said
 
@@ -441,6 +474,18 @@ def test_the_links_of_a_run_are_set_right_when_it_is_opened(folder: Path) -> Non
         finished(*words, "steps=2", "resume=auto")
         assert os.readlink(latest) == "step-000002"
         assert Path(summary(folder / "run")["paths"]["model"]).resolve().parent.name == "step-000002"
+
+
+@pytest.mark.parametrize("file", ["state.json", "MANIFEST", "tensors.safetensors", "model/model.safetensors"])
+def test_a_fall_back_to_an_older_checkpoint_is_said(file: str, folder: Path) -> None:
+    words = ("sft", *SFT, "task=sort", "run_dir=run", "save_every=1")
+    finished(*words, "steps=2")
+    (folder / "run" / "checkpoints" / "step-000002" / file).write_bytes(b"")
+    finished(*words, "steps=3", "resume=auto")
+    (said,) = (event["message"] for event in events(folder / "run", "alert"))
+    why = "its MANIFEST: damaged: not JSON" if file == "MANIFEST" else f"{file} differs from its checksum"
+    assert said.startswith(f"resuming from step-000001, because a checkpoint is damaged: step-000002: {why}")
+    assert [row["step"] for row in metrics(folder / "run")] == [1, 2, 3]
 
 
 # ------------------------------------------------------------------------------------------ logs that were cut or lost

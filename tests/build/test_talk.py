@@ -40,3 +40,13 @@ def test_answers_that_the_context_cuts_short_are_told(
     found = capsys.readouterr().err
     expected = "novarl: 2 of 2 answers ended before 64 tokens, where the model's context of 32 tokens was full\n"
     assert found == (expected if said else "")
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, "a\\x1b[2J\\u202eb\n"), (False, "a\x1b[2J\u202eb\n")])
+def test_an_answer_is_shown_escaped_on_a_terminal_alone(
+    terminal: bool, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(talk, "turn_text", lambda *_, **__: "a\x1b[2J\u202eb")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    talk.run_sample(load_config(SampleConfig, None, ["model=tiny", "prompt=hi", "sampling.max_tokens=2"]))
+    assert capsys.readouterr().out == shown

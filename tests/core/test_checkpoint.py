@@ -167,6 +167,47 @@ def test_damage_is_seen_and_the_previous_one_is_used(tmp_path: Path) -> None:
     assert checkpoints.find()[0] is None
 
 
+def test_a_newer_one_that_cannot_say_its_order_is_named_and_an_older_one_is_not(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=9)
+    for value in (1, 2, 3):
+        save(checkpoints, value)
+    for value, text in ((1, ""), (3, '{"order": ')):
+        (tmp_path / f"step-{value:06d}" / "state.json").write_text(text)
+    (tmp_path / "mine").mkdir()  # somebody's own folder is no checkpoint
+    found, troubles = checkpoints.find()
+    assert found is not None and found.order == 2
+    assert troubles == ["step-000003: state.json differs from its checksum"]
+
+
+def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    """`.nfs…`, which some file systems make of files that are still open, cannot even be removed."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 1)
+    for name in (".nfs0001", ".git", "notes", "step-1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".step-000009.saving").mkdir()
+    save(checkpoints, 2)
+    checkpoints.mend()
+    kept = {".nfs0001", ".git", "notes", "step-1", "step-000002", "latest"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_what_cannot_be_removed_does_not_stop_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 1)
+
+    class Busy(Disk):
+        def remove(self, path: Path) -> None:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "DISK", Busy())
+        save(checkpoints, 2)
+    assert (tmp_path / ".step-000001.dropped").is_dir() and links(tmp_path) == {"latest": "step-000002"}
+    save(checkpoints, 3)
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_other_formats_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FORMAT", 99)
     save(Checkpoints(tmp_path, keep=1), 1)

@@ -237,6 +237,7 @@ def _drive(run: Online) -> dict[str, Any]:
     front = open_front(run.config.multi_objective, session)
 
     def judge() -> Evaluation:
+        run.rewards.progress.step = state.step
         found = run.judge()
         if front is not None:
             front.add(found, state.step)

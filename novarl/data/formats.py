@@ -105,7 +105,7 @@ def columns_seen(rows: Sequence[RawRow], keys: Mapping[str, str | None], *, wher
         first = next((f": {row.where}: {row.error}" for row in rows), "")
         raise NovaError(f"no row could be read{first}", where=where, fix="check that it is the right file")
     for part, name in keys.items():
-        if name is not None and not any(name in row for row in good):
+        if name is not None and not any(name in row or at_path(row, name) is not None for row in good):
             columns = sorted({column for row in good for column in row})
             near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
             fix = f"did you mean {near[0]!r}?" if near else f"the columns are: {', '.join(columns[:20]) or 'none'}"
@@ -230,9 +230,24 @@ def row_value(row: RawRow) -> Mapping[str, Any]:
 
 
 def cell(value: Mapping[str, Any], name: str) -> Any:
-    if value.get(name) is None:
+    item = at_path(value, name)
+    if item is None:
         raise Refused(name, "is missing" if name not in value else "is null")
-    return value[name]
+    return item
+
+
+def at_path(value: Mapping[str, Any], path: str) -> Any:
+    """The item at a dotted path, such as `extra_info.answer`; None where there is none. A column whose own name holds
+    the dots comes first.
+
+    >>> at_path({"extra_info": {"answer": "4"}}, "extra_info.answer"), at_path({"a.b": 1}, "a.b"), at_path({}, "a.b")
+    ('4', 1, None)
+    """
+    if path in value:
+        return value[path]
+    head, _, rest = path.partition(".")
+    inner = value.get(head)
+    return at_path(inner, rest) if rest and isinstance(inner, Mapping) else None
 
 
 def turns_of(value: Mapping[str, Any], name: str, role: str) -> tuple[Message, ...]:

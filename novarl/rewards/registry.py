@@ -13,7 +13,9 @@ from novarl.rewards.lexical import lexical
 from novarl.rewards.math import math
 from novarl.rewards.per_rollout import environment
 from novarl.rewards.preference import preference
+from novarl.rewards.progress import Progress
 from novarl.rewards.sentiment import sentiment
+from novarl.rewards.signature import lacking_fix
 from novarl.rewards.verdict import Scorer
 
 REWARDS: dict[str, Callable[..., Scorer]] = {
@@ -35,11 +37,15 @@ def find_reward(
     columns: Collection[str] | None = None,
     device: str = "cpu",
     options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Scorer:
     """The reward `source` names: a built-in one with its `options`; a function of a file, `file.py:name`
-    (`user_file.load`, in so many `workers`, with the data's `columns` where they are known); or a trained reward model,
-    `model:FOLDER`, on `device`. NovaError for anything else."""
+    (`user_file.load`, in so many `workers`, with the data's `columns` where they are known, and the run's `progress`);
+    or a trained reward model, `model:FOLDER`, on `device`. NovaError for anything else."""
     if source == "math":
+        if columns is not None and "answer" not in columns:
+            what = "compares with a reference answer, and the data has no column 'answer'"
+            raise NovaError(what, where="reward=math", fix=lacking_fix("answer", columns))
         return math(time_limit=time_limit, **(options or {}))
     if source in REWARDS:
         return REWARDS[source](**(options or {}))
@@ -48,7 +54,7 @@ def find_reward(
 
         return load_model_reward(source.removeprefix("model:"), device=device)
     if ".py" in source:
-        return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns)
+        return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns, progress=progress)
     near = difflib.get_close_matches(source, REWARDS, n=1, cutoff=0.5)
     fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(REWARDS)}, file.py:name, or model:FOLDER"
     raise NovaError(f"unknown reward {source!r}", where="reward", fix=fix)

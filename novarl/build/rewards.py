@@ -75,10 +75,17 @@ def _paths(columns: Mapping[str, Any]) -> Iterator[str]:
 
 
 def build_env(config: RLConfig | EvalConfig) -> Callable[[], Env]:
-    """What answers the policy: nobody, or `interact` of the environment's file. To be closed by `close_env`."""
+    """What answers the policy: nobody, or `interact` of the environment's file. To be closed by `close_env`.
+
+    RL2's file for a single turn may hold `reward_fn` only.
+    """
     if config.rollout.env_path is None:
         return SingleTurn
-    return load_interact(config.rollout.env_path, time_limit=config.rollout.reward_timeout)
+    return load_interact(
+        config.rollout.env_path,
+        time_limit=config.rollout.reward_timeout,
+        needed=config.rollout.max_turns > 1 or config.reward is not None,
+    )
 
 
 def close_env(env: Callable[[], Env]) -> None:

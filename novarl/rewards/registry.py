@@ -15,6 +15,7 @@ from novarl.rewards.per_rollout import environment
 from novarl.rewards.preference import preference
 from novarl.rewards.progress import Progress
 from novarl.rewards.sentiment import sentiment
+from novarl.rewards.shaping import overlong, repetition
 from novarl.rewards.signature import lacking_fix
 from novarl.rewards.verdict import Scorer
 
@@ -24,6 +25,8 @@ REWARDS: dict[str, Callable[..., Scorer]] = {
     "preference": lambda: preference,
     "length": length,
     "math": math,
+    "get_soft_overlong_punishment": overlong,
+    "get_repetition_penalty_reward": repetition,
     "environment": lambda: environment,
 }
 """Each built-in reward, made from its options."""

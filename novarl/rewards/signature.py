@@ -86,7 +86,7 @@ class Signature:
         given: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
         given["prompts"] = [_asked(rollout) for rollout in rollouts]
         given["completions"] = [_answered(rollout) for rollout in rollouts]
-        given["completion_ids"] = [_sampled(rollout) for rollout in rollouts]
+        given["completion_ids"] = [sampled(rollout) for rollout in rollouts]
         return self._call(given, given if self.takes_all else {})
 
     def check(self, columns: Collection[str]) -> None:
@@ -194,7 +194,7 @@ def _answered(rollout: Rollout) -> str | list[Any]:
     return list(rollout.messages[len(rollout.prompt.messages) :]) if rollout.prompt.conversational else rollout.text
 
 
-def _sampled(rollout: Rollout) -> list[int]:
+def sampled(rollout: Rollout) -> list[int]:
     """The tokens that the policy sampled, in their order."""
     return [
         token

@@ -218,7 +218,7 @@ def _begin(run: Online) -> None:
             *run.policy.notes(),
             *date_notes(run.policy, config, run.state),
             *idle(config),
-            *run.rows.notes(config.data, config.eval.n),
+            *run.rows.notes(config.data, config.eval.n, reads=run.rewards.reads),
         ],
         device=str(run.scorer.device),
         seed=config.seed,

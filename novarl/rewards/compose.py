@@ -61,6 +61,12 @@ class RewardSet:
                     f"the weight of {name!r} is {weight}", where="reward weights", fix="use a finite number"
                 )
 
+    @property
+    def reads(self) -> set[str] | None:
+        """The data's columns that the rewards may read; None for all of them."""
+        read = [getattr(reward, "reads", ()) for reward in self.rewards.values()]
+        return None if None in read else {name for names in read for name in names}
+
     async def score(self, rollouts: Sequence[Rollout], begun: Begun | None = None) -> list[Scored]:
         """Score every rollout; those that arrive `failed` are passed through unscored. What was `begun` of them goes on
         and is not asked for again."""

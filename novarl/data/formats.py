@@ -182,6 +182,8 @@ def prompts_only(present: Sequence[str], rows: Sequence[RawRow]) -> list[str]:
 def advice(present: Sequence[str], purpose: Literal["sft", "rl", "pairs"]) -> str | None:
     """What to do with rows of a known kind that this command does not learn from."""
     names = set(present)
+    if "input_ids" in names:
+        return "rows of token ids are not read: give their text"
     if {"completions", "labels"} <= names:
         return "rows with a label for each step are not supported: join the steps into completion, with one label"
     if {"instruction", "completions"} <= names:

@@ -151,7 +151,8 @@ def _pair(row: RawRow, columns: PairColumns, reading: Reading) -> tuple[Pair, bo
     if chosen.tokens == rejected.tokens:
         within = f" within max_length={reading.max_length}" if cut else ""
         raise Refused(columns.rejected, f"is equal to {columns.chosen}{within}")
-    reading.note(row, columns, [*example.chosen, *example.rejected])
+    for side in (example.chosen, example.rejected):
+        reading.note(row, columns, side)
     return Pair(example.id, chosen, rejected, example.margin), cut
 
 

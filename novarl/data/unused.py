@@ -18,6 +18,7 @@ _FOR_TEMPLATE = ("tools", "chat_template_kwargs")
 
 
 _TRIED = 100
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class Unused:
         heads = {name if name in value else name.partition(".")[0] for name in read if name}
         used = heads | {*SYSTEM, *(("input",) if "instruction" in heads else ())}
         used |= set(_FOR_TEMPLATE) if templated else set()
-        self.columns |= {name for name, item in value.items() if name not in used and item is not None}
+        self.columns |= {name for name, item in value.items() if name not in used and item not in _NOTHING}
         messages = list(messages)
         for key in {key for message in messages for key in message} - _READ - self._used:
             self._tried[key] += 1

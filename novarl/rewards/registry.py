@@ -32,6 +32,15 @@ REWARDS: dict[str, Callable[..., Scorer]] = {
 """Each built-in reward, made from its options."""
 
 
+_OF_TRL = {
+    "accuracy_reward": "reward=math compares mathematical answers too; or ",
+    "reasoning_accuracy_reward": "",
+    "think_format_reward": "",
+    "get_cosine_scaled_reward": "",
+}
+"""Rewards of TRL's that are not built in, and what is said before the usual advice."""
+
+
 def find_reward(
     source: str,
     *,
@@ -58,6 +67,12 @@ def find_reward(
         return load_model_reward(source.removeprefix("model:"), device=device)
     if ".py" in source:
         return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns, progress=progress)
+    if source in _OF_TRL:
+        name, line = source, f"from trl.rewards import {source}"
+        if source.startswith("get_"):
+            name, line = "NAME", f"{line}; NAME = {source}(...)"
+        fix = f"{_OF_TRL[source]}set reward=file.py:{name}, in a file with `{line}`"
+        raise NovaError(f"TRL's {source} is not built in", where="reward", fix=fix)
     near = difflib.get_close_matches(source, REWARDS, n=1, cutoff=0.5)
     fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(REWARDS)}, file.py:name, or model:FOLDER"
     raise NovaError(f"unknown reward {source!r}", where="reward", fix=fix)

@@ -38,7 +38,7 @@ def build_rewards(
             raise NovaError(what, where="reward=environment", fix=fix)
     else:
         sources, weights = {"reward": (f"{config.rollout.env_path}:reward_fn", {})}, {"reward": 1.0}
-    progress = Progress(steps=config.steps if isinstance(config, RLConfig) else 0)
+    progress = Progress(0, config.steps) if isinstance(config, RLConfig) else Progress()
     columns, workers = columns_of(*sets), config.rollout.reward_workers
     found = {
         name: find_reward(

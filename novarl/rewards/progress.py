@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Progress:
-    """`step` of the run's `steps` are done. 0 of 0 where nothing is trained."""
+    """`step` of the run's `steps` are done. Where nothing is trained, it is as at the end of a run: 1 of 1."""
 
-    step: int = 0
-    steps: int = 0
+    step: int = 1
+    steps: int = 1

@@ -68,7 +68,8 @@ class Signature:
         """The data's columns that the function may read; None for all of them."""
         if self.takes_all:
             return None
-        return {*self.named, *(path.partition(".")[0] for name, path in _VERL.items() if name in self.named)}
+        columns = set(self.named) - {self.text, *CONVERSATION}
+        return columns | {path.partition(".")[0] for name, path in _VERL.items() if name in columns}
 
     def row(self, rollout: Rollout) -> Call:
         """The arguments for one rollout."""

@@ -205,3 +205,37 @@ def test_what_trl_functions_log_is_in_the_run(tmp_path: Path) -> None:
     assert lines and all(line["extra"] == {"length": len(line["text"])} for line in lines)
     assert {tuple(line["rewards"]) for line in lines} == {("logs",), ("others",)}
     assert all(line["reward"] is not None for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("command", "row", "unused"),
+    [
+        ("rl", {"prompt": "a?", "answer": "a", "level": 1, "topic": "x"}, "topic"),
+        ("eval", {"prompt": "a?", "answer": "a", "level": 1, "topic": "x"}, "topic"),
+        ("sft", {"prompt": "a?", "completion": "a", "source": "web"}, "source"),
+        ("dpo", {"prompt": "a?", "chosen": "a", "rejected": "b", "score_chosen": 1.0}, "score_chosen"),
+        ("rm", {"prompt": "a?", "chosen": "a", "rejected": "b", "score_chosen": 1.0}, "score_chosen"),
+    ],
+)
+def test_a_run_says_at_its_start_what_nothing_uses(
+    tmp_path: Path, command: str, row: dict[str, Any], unused: str
+) -> None:
+    data, mine, run = write_rows(tmp_path / "rows.jsonl", [row] * 4), tmp_path / "mine.py", tmp_path / "run"
+    mine.write_text(
+        "def some(messages, level):\n    return level\n\ndef every(completions, **kwargs):\n    return [1] * 4\n"
+    )
+    small = ("model=tiny", f"data={data}", "log.console=false") if command != "eval" else ("model=tiny", f"data={data}")
+    more = {"rl": RL, "eval": ("eval.n=4", "rollout.max_tokens=4")}.get(command, ("steps=1", "batch_size=2"))
+    reward = (f"reward={mine}:some",) if command in ("rl", "eval") else ()
+    ended = finished(command, *more, *small, *reward, f"run_dir={run}")
+    said = f"nothing uses these columns of the data: {unused}"
+    assert ended.out.count(said) == 1 if command == "eval" else [said] == told(run)
+    if command == "rl":  # its `**kwargs` receive every column
+        finished(command, *more, *small, f"reward={mine}:every", f"run_dir={tmp_path / 'other'}")
+        assert told(tmp_path / "other") == []
+
+
+def told(run: Path) -> list[str]:
+    """What was said at a run's start of what nothing uses."""
+    alerts = [alert["message"] for alert in events(run, "alert")]
+    return [text for text in alerts if text.startswith("nothing uses")]

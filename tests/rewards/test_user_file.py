@@ -324,7 +324,7 @@ def test_verl_compute_score_is_given_verl_columns(say, write) -> None:
     row = {"data_source": "sums", "reward_model": reward_model, "extra_info": {"split": "train"}}
     columns = ["data_source", "reward_model", "reward_model.ground_truth", "extra_info", "extra_info.split"]
     reward = load(f"{write(VERL)}:compute_score", columns=columns)
-    assert reward.reads == {"data_source", "solution_str", "ground_truth", "extra_info", "reward_model"}
+    assert reward.reads == {"data_source", "ground_truth", "extra_info", "reward_model"}
     scored = score(reward, [say("so 4", **row), say("so 5", **row)])
     assert [item.rewards for item in scored] == [
         {"mine/score": 1.0, "mine/split": 1.0},

@@ -76,7 +76,8 @@ class Unused:
                 why = f" ({' and '.join(lost)}: for the chat template, which apply_chat_template=false leaves out)"
             found.append(f"nothing uses these columns of the data: {', '.join(columns)}{why}")
         if self.keys:
-            found.append(f"nothing uses these keys of the messages: {', '.join(sorted(self.keys))}")
+            who = "the chat template does not use" if self.templated else "nothing uses"
+            found.append(f"{who} these keys of the messages: {', '.join(sorted(self.keys))}")
         if self.kwargs:
             names = ", ".join(sorted(self.kwargs))
             found.append(f"the chat template does not use these of its keyword arguments: {names}")

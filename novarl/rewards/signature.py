@@ -32,7 +32,7 @@ TEXT = ("completion", "response", "text", "solution_str", "predict_str", "output
 BATCH = ("completions", "completion_ids")
 REFERENCES = (
     *("answer", "solution", "ground_truth", "reference", "reference_answer", "final_answer", "expected_answer"),
-    *("target", "gold", "label"),
+    *("target", "gold", "label", "output", "response", "completion"),
 )
 """What data sets call the right answer, the likeliest name first."""
 _VERL = {"ground_truth": "reward_model.ground_truth"}

@@ -210,10 +210,10 @@ def test_what_nothing_uses_is_collected_over_all_rows() -> None:
     load_rl(rows, tokenizer=TOKENIZER, max_length=99, unused=unused, template_kwargs={"enable_thinking": False})
     assert unused.notes({"topic"}) == [
         "nothing uses these columns of the data: late, level",
-        "nothing uses these keys of the messages: name",
+        "the chat template does not use these keys of the messages: name",
         "the chat template does not use these of its keyword arguments: enable_thinking",
     ]
-    assert unused.notes(None)[0].startswith("nothing uses these keys of the messages")
+    assert unused.notes(None)[0].startswith("the chat template does not use these keys")
 
 
 def test_columns_for_the_template_without_a_template() -> None:

@@ -341,6 +341,8 @@ def test_verl_compute_score_is_given_verl_columns(say, write) -> None:
         (["reward_model", "reward_model.style", "reward_model.ground_truth"], "reward_model.ground_truth"),
         (["extra_info", "extra_info.answer", "solution"], "extra_info.answer"),
         (["answers"], "answers"),
+        (["instruction", "input", "output"], "output"),
+        (["completion", "source"], "completion"),
     ],
 )
 def test_a_missing_answer_is_refused_with_the_nearest_column(write, columns: list[str], near: str) -> None:

@@ -1,10 +1,11 @@
-"""Reward functions written for TRL work unchanged, unless they ask for its trainer: whole batches, columns by name.
+"""Reward functions written for TRL work unchanged: whole batches, columns by name.
 
     novarl rl data=gsm8k-train.jsonl prompt_key=question answer_key=answer reward=examples/trl_reward.py:number_reward
 
 A completion is a string where the data's prompts are strings, as there, and a list of messages where they are messages.
-A function may be async (then waiting for a server does not hold up the others) and may return None, which marks that
-one rollout as failed. `completion_ids` are there; `trainer_state` and `log_extra`, which are parts of TRL, are not.
+A function may be async (then waiting for a server does not hold up the others). None from one of several functions
+means that it does not apply to the answer; where none applies, that rollout has failed. `completion_ids`, `log_extra`
+and `log_metric` are there, and `trainer_state` with `global_step` and `max_steps`.
 """
 
 import asyncio

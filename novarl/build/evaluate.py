@@ -90,7 +90,8 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         "paths": {name: str(opened.rundir.path / file) for name, file in FILES.items()},
     }
     if ranks.rank == 0:
-        notes = [*_notes(config), *date_notes(policy, config)]
+        unused = rows.unused.notes(rewards.reads) if config.data else []
+        notes = [*unused, *_notes(config), *date_notes(policy, config)]
         if found.best is not None:
             mean, (low, high) = found.best
             chosen = f"best of {config.eval.k} samples by reward {config.best_of}"

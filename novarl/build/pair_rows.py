@@ -22,6 +22,7 @@ from novarl.data.dataset import RowCounts
 from novarl.data.formats import BadRow
 from novarl.data.pair_formats import PairColumns
 from novarl.data.pairs import Labelled, Pair, Reading, load_labelled, load_pairs
+from novarl.data.unused import Unused
 from novarl.distributed.ranks import Ranks
 from novarl.learn.preference import unpaired, with_reference
 from novarl.models.load import Policy
@@ -38,6 +39,7 @@ row, in their order; its metadata say of which rows."""
 def preference_rows(config: DPOConfig | RMConfig, plan: PreferencePlan, policy: Policy) -> Rows[Answers]:
     """Pairs, or labelled answers, to learn from and to measure on."""
     bad: list[BadRow] = []
+    unused = Unused()
     reading = Reading(
         tokenizer=policy.tokenizer,
         max_length=min(config.max_length or policy.context, policy.context),
@@ -46,6 +48,7 @@ def preference_rows(config: DPOConfig | RMConfig, plan: PreferencePlan, policy: 
         template_kwargs=policy.template_kwargs,
         max_bad_rows=config.max_bad_rows,
         report=bad.append,
+        unused=unused,
         keys=PairColumns(
             chosen=config.chosen_key,
             rejected=config.rejected_key,
@@ -74,16 +77,16 @@ def preference_rows(config: DPOConfig | RMConfig, plan: PreferencePlan, policy: 
     if not plan.labelled:
         train, held_out, counts = split(load_pairs, set_aside)
         margin = config.margin if isinstance(config, RMConfig) else 0.0
-        return Rows([_with_margin(pair, margin) for pair in train], list(held_out), counts, bad)
+        return Rows([_with_margin(pair, margin) for pair in train], list(held_out), counts, bad, unused)
     of_rows, measured, counts = split(load_labelled, labels_aside)
     answers = _flat(of_rows)
     if not plan.strangers:
-        return Rows(list(answers), list(_flat(measured)), counts, bad)
+        return Rows(list(answers), list(_flat(measured)), counts, bad, unused)
     if len(answers) < 2:
         what = f"loss={plan.loss} compares an answer with those of other rows, and there is only one"
         raise NovaError(what, where="data", fix="give at least two rows")
     trained = [_fitted(pair, reading.max_length) for pair in unpaired(answers)]
-    return Rows(list(trained), list(_flat(measured)), counts, bad)
+    return Rows(list(trained), list(_flat(measured)), counts, bad, unused)
 
 
 def task_pairs(task: Task) -> list[dict[str, Any]]:

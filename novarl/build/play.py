@@ -36,6 +36,7 @@ class Play:
         self._begun = rewards.begin()
 
     def sample(self, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Rollout]:
+        self.rewards.progress.step = step
         self._begun = self.rewards.begin()
         return self._runner.run(self.sampler.rollouts(asked, step, ended=self._begun.add))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from novarl.core.types import Env, Prompt
 from novarl.envs.interact import load_interact
 from novarl.envs.single_turn import SingleTurn
 from novarl.rewards.compose import RewardSet
+from novarl.rewards.progress import Progress
 from novarl.rewards.registry import find_reward
 from novarl.tasks.registry import Task
 
@@ -36,20 +38,28 @@ def build_rewards(
             raise NovaError(what, where="reward=environment", fix=fix)
     else:
         sources, weights = {"reward": (f"{config.rollout.env_path}:reward_fn", {})}, {"reward": 1.0}
+    progress = Progress(0, config.steps) if isinstance(config, RLConfig) else Progress()
     columns, workers = columns_of(*sets), config.rollout.reward_workers
     found = {
         name: find_reward(
-            source, time_limit=limit, workers=workers, columns=columns, device=str(device), options=options
+            source,
+            time_limit=limit,
+            workers=workers,
+            columns=columns,
+            device=str(device),
+            options=options,
+            progress=progress,
         )
         for name, (source, options) in sources.items()
     }
-    return RewardSet(found, weights, time_limit=limit)
+    return RewardSet(found, weights, time_limit=limit, progress=progress)
 
 
 def columns_of(*sets: Sequence[Prompt]) -> set[str] | None:
-    """The columns beside the prompt that every one of these data sets has; None where there is no prompt at all."""
+    """The columns beside the prompt that every one of these data sets has, those inside of others by their path; None
+    where there is no prompt at all."""
     found = [
-        {name for prompt in prompts for name in prompt.extra}
+        {name for prompt in prompts for name in _paths(prompt.extra)}
         | {"answer" for prompt in prompts if prompt.answer is not None}
         for prompts in sets
         if prompts
@@ -57,11 +67,25 @@ def columns_of(*sets: Sequence[Prompt]) -> set[str] | None:
     return set.intersection(*found) if found else None
 
 
+def _paths(columns: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in columns.items():
+        yield name
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in value if value[inner] is not None)
+
+
 def build_env(config: RLConfig | EvalConfig) -> Callable[[], Env]:
-    """What answers the policy: nobody, or `interact` of the environment's file. To be closed by `close_env`."""
+    """What answers the policy: nobody, or `interact` of the environment's file. To be closed by `close_env`.
+
+    RL2's file for a single turn may hold `reward_fn` only.
+    """
     if config.rollout.env_path is None:
         return SingleTurn
-    return load_interact(config.rollout.env_path, time_limit=config.rollout.reward_timeout)
+    return load_interact(
+        config.rollout.env_path,
+        time_limit=config.rollout.reward_timeout,
+        needed=config.rollout.max_turns > 1 or config.reward is not None,
+    )
 
 
 def close_env(env: Callable[[], Env]) -> None:

@@ -221,7 +221,7 @@ def _begin(run: Online) -> None:
             *run.policy.notes(),
             *date_notes(run.policy, config, run.state),
             *idle(config),
-            *run.rows.notes(config.data, config.eval.n),
+            *run.rows.notes(config.data, config.eval.n, reads=run.rewards.reads),
             *_slow(run),
         ],
         device=str(run.scorer.device),
@@ -254,6 +254,7 @@ def _drive(run: Online) -> dict[str, Any]:
     front = open_front(run.config.multi_objective, session)
 
     def judge() -> Evaluation:
+        run.rewards.progress.step = state.step
         found = run.judge()
         if front is not None:
             front.add(found, state.step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from novarl.data.dataset import RowCounts, load_rl, load_sft
 from novarl.data.formats import BadRow, Columns, detect
 from novarl.data.pairs import Labelled, Pair
 from novarl.data.sources import RawRow, read
+from novarl.data.unused import Unused
 from novarl.models.load import Policy
 from novarl.tasks.registry import Task
 
@@ -34,6 +35,7 @@ class Rows(Generic[T]):
     held_out: list[T]
     counts: RowCounts
     bad: list[BadRow] = field(default_factory=list)
+    unused: Unused = field(default_factory=Unused)
 
     def summary(self) -> dict[str, int]:
         return {**asdict(self.counts), "held_out": len(self.held_out)}
@@ -53,8 +55,12 @@ class Rows(Generic[T]):
                 fix="continue it with its data and its eval.n, or start a new run with model=<checkpoint>/model",
             )
 
-    def notes(self, data: str | None, wanted: int) -> list[str]:
-        """What should be known of a run on the rows of `data`, of which up to `wanted` were to be held out."""
+    def notes(self, data: str | None, wanted: int, *, reads: Collection[str] | None = ()) -> list[str]:
+        """What should be known of a run on the rows of `data`, of which up to `wanted` were to be held out, and whose
+        columns `reads` (None: all) are for rewards."""
+        return [*(self.unused.notes(reads) if data else ()), *self._held_out_notes(data, wanted)]
+
+    def _held_out_notes(self, data: str | None, wanted: int) -> list[str]:
         if not data or not wanted:
             return []
         if not self.held_out:
@@ -172,13 +178,14 @@ def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *,
         train, counts = load_rl(raw(task.rows("train", seed=0)), **options)
         return Rows(train, held_out, counts, bad)
     assert config.data is not None
-    prompts, counts = load_rl(config.data, **options, **keys)
+    unused = Unused()
+    prompts, counts = load_rl(config.data, **options, **keys, unused=unused)
     if isinstance(config, EvalConfig):
-        return Rows([], prompts[: config.eval.n], counts, bad)
+        return Rows([], prompts[: config.eval.n], counts, bad, unused)
     if config.eval.data:
         held_out, _ = load_rl(config.eval.data, **options, **keys)
-        return Rows(prompts, held_out[: config.eval.n], counts, bad)
-    return Rows(*set_aside(prompts, config.eval.n), counts, bad)
+        return Rows(prompts, held_out[: config.eval.n], counts, bad, unused)
+    return Rows(*set_aside(prompts, config.eval.n), counts, bad, unused)
 
 
 def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[TokenSequence]:
@@ -204,11 +211,12 @@ def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[Token
         return Rows(sequences, [], counts, bad)
     assert config.data is not None
     sizes: list[int] = []
-    sequences, counts = load_sft(config.data, **options, **keys, sizes=sizes)
+    unused = Unused()
+    sequences, counts = load_sft(config.data, **options, **keys, sizes=sizes, unused=unused)
     if config.eval.data:
         held_out, _ = load_sft(config.eval.data, **options, **keys)
-        return Rows(sequences, held_out[: config.eval.n], counts, bad)
-    return Rows(*set_aside(sequences, config.eval.n, sizes), counts, bad)
+        return Rows(sequences, held_out[: config.eval.n], counts, bad, unused)
+    return Rows(*set_aside(sequences, config.eval.n, sizes), counts, bad, unused)
 
 
 def demonstrations(task: Task) -> list[dict[str, Any]]:

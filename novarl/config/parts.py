@@ -92,7 +92,8 @@ class Episode(Node):
     """The most turns of the policy in an episode."""
     env_path: Text | None = None
     """A Python file with `interact(messages)`, and `reward_fn(messages, answer)` unless `reward` names another; with
-    reward=environment the reward is what `interact` returns: {"messages": [...], "reward": 1.0, "done": true}."""
+    reward=environment the reward is what `interact` returns: {"messages": [...], "reward": 1.0, "done": true}. At
+    max_turns=1 a file with `reward_fn` alone will do."""
     max_batch: Count = 256
     """The most answers that are sampled at the same time; changes speed and memory, never a result."""
     reward_timeout: Above0 = 10.0
@@ -263,6 +264,8 @@ BUILT_IN_REWARDS: dict[str, tuple[str, ...]] = {
     "preference": (),
     "length": ("shortest", "longest"),
     "math": ("tolerance",),
+    "get_soft_overlong_punishment": ("max_completion_len", "soft_punish_cache"),
+    "get_repetition_penalty_reward": ("ngram_size", "max_penalty"),
     "environment": (),
 }
 """The rewards that need no file, and the options of each: fields of `RewardSpec`."""
@@ -286,6 +289,14 @@ class RewardSpec(Node):
     """lexical: what a text without words loses; shorter texts lose in proportion. null: 0."""
     target_words: Count | None = None
     """lexical: from so many words on nothing is lost; null: 80."""
+    max_completion_len: Count | None = None
+    """get_soft_overlong_punishment: an answer of more tokens is worth -1; to be set."""
+    soft_punish_cache: Whole | None = None
+    """get_soft_overlong_punishment: over so many tokens before that the reward falls from 0 to -1; to be set."""
+    ngram_size: Count | None = None
+    """get_repetition_penalty_reward: tokens of an n-gram; null: 3."""
+    max_penalty: Annotated[float, Field(le=0.0)] | None = None
+    """get_repetition_penalty_reward: what an answer of nothing but repetitions approaches; null: -1."""
 
     @property
     def options(self) -> dict[str, Any]:

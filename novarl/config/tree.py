@@ -76,7 +76,8 @@ class RLConfig(TrainConfig):
     reward: Rewards | None = None
     """A built-in reward, `file.py:name`, or several by name, each with `source`, `weight` and a built-in
     reward's options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
-    `target_words`. null: the task's."""
+    `target_words`; get_soft_overlong_punishment: `max_completion_len`, `soft_punish_cache`;
+    get_repetition_penalty_reward: `ngram_size`, `max_penalty`. null: the task's."""
     steps: Count = 100
     """Rollouts to learn from; each has `updates_per_rollout` optimiser updates."""
     warmup: Whole | None = None
@@ -219,7 +220,8 @@ class EvalConfig(RunConfig):
     reward: Rewards | None = None
     """A built-in reward, `file.py:name`, or several by name, each with `source`, `weight` and a built-in
     reward's options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
-    `target_words`. null: the task's."""
+    `target_words`; get_soft_overlong_punishment: `max_completion_len`, `soft_punish_cache`;
+    get_repetition_penalty_reward: `ngram_size`, `max_penalty`. null: the task's."""
     best_of: Text | None = None
     """Best-of-N: which reward, by name, picks one of a row's `eval.k` samples, whose mean reward is then reported; give
     it weight 0 to judge its choice by the other rewards."""

@@ -153,7 +153,9 @@ class Scored:
     """A rollout and what its rewards said: each by name, and `reward`, their weighted sum.
 
     `reward` is None where a reward failed (raised, timed out, returned no finite number); `error` then says why, and
-    the rollout is counted and excluded from training, never scored 0.
+    the rollout is counted and excluded from training, never scored 0. A reward that does not apply to the rollout is
+    not among `rewards`. `extra` and `metrics` are what reward functions logged: columns of the rollout log, and numbers
+    of the batch that it was scored in.
     """
 
     rollout: Rollout
@@ -161,6 +163,8 @@ class Scored:
     reward: float | None
     error: str | None = None
     token_rewards: tuple[float, ...] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from novarl.data.formats import (
     BadRow,
     Columns,
     Refused,
+    at_path,
     detect,
     rl_example,
     row_value,
@@ -22,6 +23,7 @@ from novarl.data.formats import (
 )
 from novarl.data.render import Rendered, render_prompt, render_sft
 from novarl.data.sources import RawRow, read
+from novarl.data.unused import Unused
 
 OnLong = Literal["truncate", "keep_end", "refuse"]
 """`keep_end` is `truncate` but for labelled texts (`data.pairs`), of which it keeps the end."""
@@ -55,11 +57,13 @@ def load_rl(
     max_bad_rows: float = 0.01,
     report: Report | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    unused: Unused | None = None,
 ) -> tuple[list[Prompt], RowCounts]:
     """The prompts of a data set, in its order. `source` is what `sources.read` takes, or rows.
 
     The chat template is given `template_kwargs`, over which the row's columns `chat_template_kwargs` and `tools` take
     precedence. A prompt of more than `max_length` tokens is refused; with `on_long="truncate"` its end is kept.
+    `unused` is told of every row that is used, for the keys in it that nothing reads.
     `report` is told of every refused row, once it is clear that the data as a whole can be used.
 
     NovaError: the source cannot be read, its format is not recognised, no row is left, or more than the share
@@ -77,14 +81,20 @@ def load_rl(
         long = len(tokens) > max_length
         if long and on_long == "refuse":
             raise Refused(part, f"the prompt has {len(tokens)} tokens, more than max_length={max_length}")
-        is_text = row.value is not None and columns.prompt is not None and isinstance(row.value[columns.prompt], str)
+        value = row_value(row)
+        is_text = columns.prompt is not None and isinstance(at_path(value, columns.prompt), str)
+        if unused is not None:
+            names = (columns.messages, columns.prompt, columns.answer)
+            unused.row(
+                value, names, example.messages, tokenizer=tokenizer, templated=apply_chat_template, kwargs=kwargs
+            )
         prompt = Prompt(
             example.id,
             tokens[-max_length:],
             example.messages,
             example.answer,
             example.extra,
-            conversational=not is_text,
+            conversational=not (is_text and len(example.messages) == 1),
             template_kwargs=kwargs,
         )
         return [prompt], long
@@ -111,6 +121,7 @@ def load_sft(
     report: Report | None = None,
     sizes: list[int] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    unused: Unused | None = None,
 ) -> tuple[list[Sequence], RowCounts]:
     """The sequences to imitate, in the data's order; several for a row whose earlier turns the chat template rewrites:
     how many for each row used is added to `sizes`.
@@ -133,6 +144,9 @@ def load_sft(
                 apply_chat_template=templated,
                 template_kwargs=kwargs,
             )
+        if unused is not None:
+            names = (columns.messages, columns.prompt, columns.completion, columns.text)
+            unused.row(row_value(row), names, example.messages, tokenizer=tokenizer, templated=templated, kwargs=kwargs)
         longest = max(len(tokens) for tokens, _ in rendered)
         if longest > max_length and on_long == "refuse":
             raise Refused(part, f"the row has {longest} tokens, more than max_length={max_length}")

@@ -3,10 +3,15 @@
 | purpose | columns |
 |---|---|
 | SFT | `messages`, with an assistant turn · `prompt` and `completion` (or `response`): strings or lists of messages |
-| SFT | `text`, learnt whole, where neither is there |
+| SFT | `instruction` and `output` (Alpaca) · `question` and `response` (OpenOrca), where neither is there |
+| SFT | `text`, learnt whole, where nothing else is there |
 | RL | `messages`, the last turn not the assistant's · `prompt`: string or list of messages; with or without `answer` |
 
-Any other names are given by keys. The format is read off the first rows; every row is then held to it.
+`conversations` (ShareGPT, whose messages have `from` and `value`) stands for `messages`, and `instruction` for a
+prompt, where those are not there. Alpaca's `input` is the end of its instruction; a text in `system_prompt` or
+`system` is the system message, where the conversation has none. A row with images, videos or sounds is refused:
+training is on text. Any other names are given by keys. The format is read off the first rows; every row is then held to
+it.
 """
 
 from __future__ import annotations
@@ -24,6 +29,16 @@ from novarl.data.sources import RawRow
 from novarl.data.textual import json_kind
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+SYSTEM = ("system_prompt", "system")
+"""Columns with a row's system message."""
+_SHAREGPT = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    "system": "system",
+}
+"""Who speaks, as `from` has it in ShareGPT's messages."""
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 Purpose = Literal["sft", "rl"]
 _SAMPLED = 100
 _NOT_FOR_ROWS = frozenset(
@@ -86,10 +101,13 @@ def detect(rows: Sequence[RawRow], purpose: Purpose, *, keys: Columns, where: st
         what = "text_key is for texts without a prompt, and another key says where the conversation is"
         raise NovaError(what, where=where, fix="keep text_key, or the others")
     present, names = columns_seen(rows, asdict(keys), where=where)
+    if purpose == "rl":
+        present = prompts_only(present, rows)
     found = _sft_columns(present, keys) if purpose == "sft" else _rl_columns(present, keys)
     if len(found) != 1:
         keys_to_set = "messages_key, or prompt_key and completion_key, or text_key"
         fix = f"set {keys_to_set if purpose == 'sft' else 'messages_key or prompt_key, and answer_key if there is one'}"
+        fix = (advice(present, purpose) if not found else None) or fix
         what = "no known format" if not found else "more than one format"
         raise NovaError(f"{what} fits the columns: {names}", where=where, fix=fix)
     return found[0]
@@ -105,7 +123,7 @@ def columns_seen(rows: Sequence[RawRow], keys: Mapping[str, str | None], *, wher
         first = next((f": {row.where}: {row.error}" for row in rows), "")
         raise NovaError(f"no row could be read{first}", where=where, fix="check that it is the right file")
     for part, name in keys.items():
-        if name is not None and not any(name in row for row in good):
+        if name is not None and not any(name in row or at_path(row, name) is not None for row in good):
             columns = sorted({column for row in good for column in row})
             near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
             fix = f"did you mean {near[0]!r}?" if near else f"the columns are: {', '.join(columns[:20]) or 'none'}"
@@ -128,6 +146,11 @@ def _sft_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
     if keys.prompt is not None or keys.completion is not None:
         return pairs
     found = pairs + ([Columns(messages="messages")] if "messages" in present else [])
+    if not found and "conversations" in present:
+        found = [Columns(messages="conversations")]
+    usual = (("instruction", "output"), ("instruction", "response"), ("question", "response"))
+    if not found:
+        found = [Columns(prompt=asked, completion=said) for asked, said in usual if {asked, said} <= set(present)]
     # A text says nothing of who speaks, so it is read only where nothing else can be.
     return found or ([Columns(text="text")] if "text" in present else [])
 
@@ -139,7 +162,41 @@ def _rl_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
     if keys.prompt is not None:
         return [Columns(prompt=keys.prompt, answer=answer)]
     found = [Columns(prompt="prompt", answer=answer)] if "prompt" in present else []
-    return found + ([Columns(messages="messages", answer=answer)] if "messages" in present else [])
+    found += [Columns(messages="messages", answer=answer)] if "messages" in present else []
+    if not found and "conversations" in present:
+        found = [Columns(messages="conversations", answer=answer)]
+    return found or ([Columns(prompt="instruction", answer=answer)] if "instruction" in present else [])
+
+
+def prompts_only(present: Sequence[str], rows: Sequence[RawRow]) -> list[str]:
+    """The columns that may hold a prompt: not `messages` that are answered already, beside a `prompt` (as in
+    UltraFeedback's binarized rows)."""
+    if not {"prompt", "messages"} <= set(present):
+        return list(present)
+    told = [row.value["messages"] for row in rows[:_SAMPLED] if row.value is not None and row.value.get("messages")]
+    lasts = [messages[-1] for messages in told if isinstance(messages, list | tuple)]
+    answered = lasts and all(isinstance(last, Mapping) and last.get("role") == "assistant" for last in lasts)
+    return [name for name in present if name != "messages" or not answered]
+
+
+def advice(present: Sequence[str], purpose: Literal["sft", "rl", "pairs"]) -> str | None:
+    """What to do with rows of a known kind that this command does not learn from."""
+    names = set(present)
+    if "input_ids" in names:
+        return "rows of token ids are not read: give their text"
+    if {"completions", "labels"} <= names:
+        return "rows with a label for each step are not supported: join the steps into completion, with one label"
+    if {"instruction", "completions"} <= names:
+        return "these look like UltraFeedback's own rows: use its binarized form, with prompt, chosen and rejected"
+    if {"chosen", "rejected"} <= names and purpose != "pairs":
+        return "rows with chosen and rejected are for novarl dpo and novarl rm"
+    if names & {"prompt", "instruction"} and purpose == "sft":
+        return "prompts without a completion are for novarl rl; or set completion_key"
+    if "text" in names and purpose == "rl":
+        return "texts without a prompt are for novarl sft; or set prompt_key=text"
+    if purpose == "pairs" and names & {"messages", "completion"} and not names & {"chosen", "rejected", "label"}:
+        return "rows with one answer are for novarl sft; or set chosen_key and rejected_key"
+    return None
 
 
 def sft_example(row: RawRow, columns: Columns) -> Example:
@@ -152,11 +209,11 @@ def sft_example(row: RawRow, columns: Columns) -> Example:
             raise Refused(columns.text, f"must be a string, not {json_kind(text)}")
         return Example(row.where, turns_of(value, columns.text, "assistant"), 0)
     if columns.messages is not None:
-        messages, context = messages_of(cell(value, columns.messages), columns.messages), 0
+        messages, context = with_system(value, messages_of(cell(value, columns.messages), columns.messages)), 0
         name = columns.messages
     else:
         assert columns.prompt is not None and columns.completion is not None
-        prompt = turns_of(value, columns.prompt, "user")
+        prompt = prompt_turns(value, columns.prompt)
         if prompt[-1]["role"] == "assistant":
             raise Refused(columns.prompt, "the prompt ends with an assistant turn")
         messages, context = prompt + turns_of(value, columns.completion, "assistant"), len(prompt)
@@ -176,7 +233,10 @@ def rl_example(row: RawRow, columns: Columns) -> Example:
     value = row_value(row)
     name = columns.messages or columns.prompt
     assert name is not None
-    messages = messages_of(cell(value, name), name) if columns.messages is not None else turns_of(value, name, "user")
+    if columns.messages is not None:
+        messages = with_system(value, messages_of(cell(value, name), name))
+    else:
+        messages = prompt_turns(value, name)
     if messages[-1]["role"] == "assistant":
         raise Refused(f"{name}[{len(messages) - 1}].role", "ends with an assistant turn: nothing is left to answer")
     answer = None if columns.answer is None else cell(value, columns.answer)
@@ -226,13 +286,48 @@ def _from_json(value: Mapping[str, Any], name: str, absent: Any) -> Any:
 def row_value(row: RawRow) -> Mapping[str, Any]:
     if row.value is None:
         raise Refused("", row.error or "could not be read")
+    for name in _MEDIA:
+        if row.value.get(name):
+            raise Refused(name, "is not text, and training is on text alone: remove such rows, or the column")
     return row.value
 
 
 def cell(value: Mapping[str, Any], name: str) -> Any:
-    if value.get(name) is None:
+    item = at_path(value, name)
+    if item is None:
         raise Refused(name, "is missing" if name not in value else "is null")
-    return value[name]
+    return item
+
+
+def at_path(value: Mapping[str, Any], path: str) -> Any:
+    """The item at a dotted path, such as `extra_info.answer`; None where there is none. A column whose own name holds
+    the dots comes first.
+
+    >>> at_path({"extra_info": {"answer": "4"}}, "extra_info.answer"), at_path({"a.b": 1}, "a.b"), at_path({}, "a.b")
+    ('4', 1, None)
+    """
+    if path in value:
+        return value[path]
+    head, _, rest = path.partition(".")
+    inner = value.get(head)
+    return at_path(inner, rest) if rest and isinstance(inner, Mapping) else None
+
+
+def prompt_turns(value: Mapping[str, Any], name: str) -> tuple[Message, ...]:
+    """A row's prompt, with Alpaca's `input` at the end of its instruction, after the row's system message."""
+    turns = turns_of(value, name, "user")
+    more = value.get("input")
+    if name == "instruction" and isinstance(value[name], str) and isinstance(more, str) and more.strip():
+        turns = ({**turns[0], "content": f"{turns[0]['content']}\n\n{more}"},)
+    return with_system(value, turns)
+
+
+def with_system(value: Mapping[str, Any], messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The conversation after the system message of the row's own column, where it does not begin with one."""
+    text = next((text for name in SYSTEM if isinstance(text := value.get(name), str) and text.strip()), None)
+    if text is None or messages[0]["role"] in ("system", "developer"):
+        return messages
+    return ({"role": "system", "content": text}, *messages)
 
 
 def turns_of(value: Mapping[str, Any], name: str, role: str) -> tuple[Message, ...]:
@@ -240,6 +335,8 @@ def turns_of(value: Mapping[str, Any], name: str, role: str) -> tuple[Message, .
     item = cell(value, name)
     if isinstance(item, str):
         return ({"role": role, "content": _content(item, name)},)
+    if isinstance(item, Mapping) and ("role" in item or "from" in item):
+        return messages_of([item], name)
     if isinstance(item, list | tuple):
         return messages_of(item, name)
     raise Refused(name, f"must be a string or a list of messages, not {json_kind(item)}")
@@ -261,6 +358,8 @@ def messages_of(value: Any, name: str) -> tuple[Message, ...]:
 def _message(value: Any, name: str) -> Message:
     if not isinstance(value, Mapping):
         raise Refused(name, f"must be an object with role and content, not {json_kind(value)}")
+    if "role" not in value and "from" in value:
+        value = _of_sharegpt(value, name)
     role = value.get("role")
     if not isinstance(role, str):
         raise Refused(f"{name}.role", "is missing" if role is None else f"must be a string, not {json_kind(role)}")
@@ -279,9 +378,34 @@ def _message(value: Any, name: str) -> Message:
     return message | {"content": _content(message.get("content"), f"{name}.content")}
 
 
+def _of_sharegpt(value: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A message of ShareGPT's form, `from` and `value`, as `role` and `content`."""
+    speaker = value["from"]
+    role = _SHAREGPT.get(speaker.lower()) if isinstance(speaker, str) else None
+    if role is None:
+        raise Refused(f"{name}.from", f"unknown speaker {str(speaker)[:40]!r}, not one of {', '.join(_SHAREGPT)}")
+    rest = {key: item for key, item in value.items() if key not in ("from", "value")}
+    return {"role": role, "content": value.get("value"), **rest}
+
+
 def _content(value: Any, name: str) -> str:
+    if isinstance(value, list | tuple):
+        value = _joined(value, name)
     if not isinstance(value, str):
         raise Refused(name, "is missing" if value is None else f"must be a string, not {json_kind(value)}")
     if not value.strip():
         raise Refused(name, "is empty")
     return value
+
+
+def _joined(parts: Sequence[Any], name: str) -> str:
+    """The text of a content in parts, each `{"type": "text", "text": ...}`."""
+    texts = []
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind is None:
+            raise Refused(name, "must be a string, not a list")
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise Refused(f"{name}[{index}]", f"is of type {str(kind)[:40]!r}, and training is on text alone")
+        texts.append(part["text"])
+    return "".join(texts)

@@ -3,6 +3,7 @@
 | rows | columns |
 |---|---|
 | pairs, the prompt apart | `prompt` (text or messages) or `messages`, and `chosen`, `rejected`: text or messages |
+| the same | `instruction` (with `input`) or `question` or `conversations` in place of the prompt |
 | pairs that begin alike | `chosen`, `rejected`: messages, text, or a transcript in one string |
 | labelled answers | `prompt`, `completion` (or `response`), `label`: true or false |
 | labelled texts | `text`, `label`: true or false, 1 or 0, positive or negative |
@@ -21,7 +22,18 @@ from typing import Any
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Message
-from novarl.data.formats import Refused, cell, columns_seen, messages_of, row_value, turns_of
+from novarl.data.formats import (
+    Refused,
+    advice,
+    cell,
+    columns_seen,
+    messages_of,
+    prompt_turns,
+    prompts_only,
+    row_value,
+    turns_of,
+    with_system,
+)
 from novarl.data.sources import RawRow
 from novarl.data.textual import json_kind
 
@@ -78,6 +90,7 @@ def detect_pairs(rows: Sequence[RawRow], *, keys: PairColumns, where: str, label
     if keys.messages is not None and keys.prompt is not None:
         raise NovaError("messages_key and prompt_key exclude each other", where=where, fix="keep one of them")
     present, names = columns_seen(rows, asdict(keys), where=where)
+    present = prompts_only(present, rows)
 
     def named(part: str, *usual: str) -> str | None:
         asked: str | None = getattr(keys, part)
@@ -103,7 +116,8 @@ def detect_pairs(rows: Sequence[RawRow], *, keys: PairColumns, where: str, label
     fix = "set chosen_key and rejected_key, and prompt_key or messages_key where the prompt stands apart"
     more = "; or label_key and text_key, or prompt_key and completion_key" if labels else ""
     hint = "" if labels or not label else "; rows with a label are for the losses kto, bce, implicit_ce, implicit_kto"
-    raise NovaError(f"{what} fits the columns: {names}", where=where, fix=fix + more + hint)
+    known = advice(present, "pairs") if not found else None
+    raise NovaError(f"{what} fits the columns: {names}", where=where, fix=known or fix + more + hint)
 
 
 def _prompts(chosen: str, rejected: str, keys: PairColumns, present: Sequence[str]) -> list[PairColumns]:
@@ -114,6 +128,11 @@ def _prompts(chosen: str, rejected: str, keys: PairColumns, present: Sequence[st
     apart = [PairColumns(chosen, rejected, prompt="prompt", margin=margin)] if "prompt" in present else []
     if "messages" in present:
         apart.append(PairColumns(chosen, rejected, messages="messages", margin=margin))
+    if not apart and "conversations" in present:
+        apart = [PairColumns(chosen, rejected, messages="conversations", margin=margin)]
+    for name in ("instruction", "question"):
+        if not apart and name in present:
+            apart = [PairColumns(chosen, rejected, prompt=name, margin=margin)]
     return apart or [PairColumns(chosen, rejected, margin=margin)]
 
 
@@ -161,7 +180,7 @@ def labelled_example(row: RawRow, columns: PairColumns) -> LabelledExample:
         messages, context = turns_of(value, columns.text, "assistant"), 0
     else:
         assert columns.prompt is not None and columns.completion is not None
-        prompt = turns_of(value, columns.prompt, "user")
+        prompt = prompt_turns(value, columns.prompt)
         messages, context = prompt + turns_of(value, columns.completion, "assistant"), len(prompt)
         _check_answer(messages, context, columns.completion)
     return LabelledExample(row.where, messages, context, _label(value, columns.label), columns.text is not None)
@@ -172,10 +191,10 @@ def _prompt_apart(
 ) -> tuple[tuple[Message, ...], tuple[Message, ...], int]:
     """Both sides after the prompt of its own column; one that is repeated at the beginning of both is taken off."""
     if columns.messages is not None:
-        prompt = messages_of(cell(value, columns.messages), columns.messages)
+        prompt = with_system(value, messages_of(cell(value, columns.messages), columns.messages))
     else:
         assert columns.prompt is not None
-        prompt = turns_of(value, columns.prompt, "user")
+        prompt = prompt_turns(value, columns.prompt)
     chosen, rejected = (turns_of(value, name, "assistant") for name in names)
     count = len(prompt)
     if chosen[:count] == prompt == rejected[:count]:

@@ -7,7 +7,7 @@ ever parts them. A pair's reward is its margin (0 where it has none), a labelled
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,11 +25,12 @@ from novarl.data.dataset import (
     open_rows,
     row_kwargs,
 )
-from novarl.data.formats import Refused
+from novarl.data.formats import Refused, row_value
 from novarl.data.pack import pack_sequences
 from novarl.data.pair_formats import LabelledExample, PairColumns, detect_pairs, labelled_example, pair_example
 from novarl.data.render import Rendered, render_sft
 from novarl.data.sources import RawRow
+from novarl.data.unused import Unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,16 @@ class Reading:
     report: Report | None = None
     keys: PairColumns = field(default_factory=PairColumns)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    unused: Unused | None = None
+
+    def note(self, row: RawRow, columns: PairColumns, messages: Seq[Message]) -> None:
+        """Tell `unused` of a row that is used."""
+        if self.unused is None:
+            return
+        templated = self.apply_chat_template and columns.text is None
+        kwargs = row_kwargs(row, self.template_kwargs, templated)
+        read = asdict(columns).values()
+        self.unused.row(row_value(row), read, messages, tokenizer=self.tokenizer, templated=templated, kwargs=kwargs)
 
 
 def load_pairs(source: Source, reading: Reading, *, split: str | None = None) -> tuple[list[Pair], RowCounts]:
@@ -123,6 +134,7 @@ def load_labelled(
             return [(Labelled(good, pair.chosen, 1.0), Labelled(bad, pair.rejected, 0.0))], cut
         example = labelled_example(row, columns)
         sequence, cut = _labelled(row, example, columns, reading)
+        reading.note(row, columns, example.messages)
         return [(Labelled(example.id, sequence, example.label, example.plain),)], cut
 
     return load_rows(rows, build, max_bad_rows=reading.max_bad_rows, report=reading.report, where=where)
@@ -139,6 +151,8 @@ def _pair(row: RawRow, columns: PairColumns, reading: Reading) -> tuple[Pair, bo
     if chosen.tokens == rejected.tokens:
         within = f" within max_length={reading.max_length}" if cut else ""
         raise Refused(columns.rejected, f"is equal to {columns.chosen}{within}")
+    for side in (example.chosen, example.rejected):
+        reading.note(row, columns, side)
     return Pair(example.id, chosen, rejected, example.margin), cut
 
 

@@ -1,6 +1,7 @@
 """The rollout log: enough to read a step, and to replay it.
 
-rollouts/step-000010.jsonl         a line a rollout: prompt, text, rewards, status, why it failed
+rollouts/step-000010.jsonl         a line a rollout: prompt, text, rewards, status, why it failed; `extra`, where a
+                                   reward function logged columns
 rollouts/step-000010.safetensors   the packed batch: tokens, masks, log-probabilities, advantages; in its metadata,
                                    `reward_names` names the columns of `rewards`, as a JSON list
 """
@@ -53,4 +54,5 @@ def _line(item: Scored) -> Mapping[str, object]:
         "reward": item.reward,
         "rewards": dict(item.rewards),
         "error": item.error,
+        **({"extra": dict(item.extra)} if item.extra else {}),
     }

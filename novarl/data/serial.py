@@ -24,6 +24,7 @@ def scored_to_dict(scored: Scored) -> dict[str, Any]:
         "reward": scored.reward,
         "error": scored.error,
         "token_rewards": None if scored.token_rewards is None else list(scored.token_rewards),
+        **{name: _to_json(logged, name) for name in ("extra", "metrics") if (logged := getattr(scored, name))},
     }
 
 
@@ -36,6 +37,8 @@ def scored_from_dict(state: Mapping[str, Any]) -> Scored:
         reward=state["reward"],
         error=state["error"],
         token_rewards=None if tokens is None else tuple(tokens),
+        extra=_from_json(state.get("extra", {})),
+        metrics=_from_json(state.get("metrics", {})),
     )
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from novarl.core.errors import NovaError
 from novarl.core.types import EnvStep, Message, Prompt
+from novarl.envs.single_turn import SingleTurn
 from novarl.rewards.lane import Call, Function
 from novarl.rewards.process import UserProcess
 from novarl.rewards.user_file import TIME_LIMIT
@@ -104,16 +105,21 @@ class Tools:
                     future.set_result(answer)
 
 
-def load_interact(path: str, *, time_limit: float = TIME_LIMIT) -> Tools:
+def load_interact(path: str, *, time_limit: float = TIME_LIMIT, needed: bool = True) -> Tools | type[SingleTurn]:
     """A maker of episodes from the file at `path`, its process started. `time_limit`: seconds for one call.
+
+    A file without `interact` is one of a single turn, where `interact` is not `needed`.
 
     Errors: NovaError, with file and line, where the file is missing, does not import, or has no `interact(messages)`.
     """
     process = UserProcess(Path(path), time_limit=time_limit)
+    if not needed and "interact" not in process.functions:
+        process.close()
+        return SingleTurn
     try:
         function = process.function("interact")
-        needed = [name for name, kind, default in function.parameters if not default and not kind.startswith("VAR_")]
-        if not function.parameters or needed[1:] not in ([], ["answer"]):
+        asked = [name for name, kind, default in function.parameters if not default and not kind.startswith("VAR_")]
+        if not function.parameters or asked[1:] not in ([], ["answer"]):
             raise NovaError(
                 "interact takes the messages, and the row's answer if it asks for it",
                 where=function.where,

@@ -97,6 +97,8 @@ def describe(scored: Sequence[Scored], kept: Sequence[Scored]) -> Record:
         record["turns_mean"] = fmean(turns)
     for name in sorted({name for item in used for name in item.rewards}):
         record[f"rewards/{name}_mean"] = fmean(item.rewards[name] for item in used if name in item.rewards)
+    for name in sorted({name for item in sampled for name in item.metrics}):
+        record[f"logged/{name}"] = fmean(item.metrics[name] for item in sampled if name in item.metrics)
     return record
 
 

@@ -226,6 +226,9 @@ REWARDS = {
         "rises",
     ),
     "rewards/<name>_mean": Metric("mean_i of one named reward, before its weight", "reward", "up"),
+    "logged/<name>": Metric(
+        "a number that a reward function logged by log_metric, mean over the step's rollouts", "its own"
+    ),
     "advantage_mean": Metric("mean_t of the advantage", "reward", healthy="near 0 with a baseline"),
     "advantage_std": Metric("standard deviation over t of the advantage", "reward", healthy="above 0"),
     "zero_variance_groups": Metric(

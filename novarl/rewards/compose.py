@@ -1,7 +1,8 @@
 """Several named rewards, kept apart and combined late: reward = sum_k weight_k * reward_k.
 
 A rollout for which any reward fails (raises, runs out of time, returns no finite number) has no combined reward: it is
-marked `failed` with the reason and the traceback, and is never scored 0.0.
+marked `failed` with the reason and the traceback, and is never scored 0.0. A reward that returns None does not apply to
+the rollout, and the sum is over those that do; where none applies, the rollout has failed too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 from novarl.core.errors import NovaError
 from novarl.core.types import Rollout, Scored
 from novarl.rewards.early import Begun, Early
-from novarl.rewards.verdict import Failure, Scorer, Verdict, check
+from novarl.rewards.progress import Progress
+from novarl.rewards.verdict import Failure, Logged, Scorer, Verdict, check
 
 
 class RewardSet:
@@ -30,6 +32,7 @@ class RewardSet:
     time_limit: seconds for one call of a reward on a whole batch, None for no limit. It ends a reward that waits; one
                 that computes without waiting can only be ended in a process of its own (`user_file.load`), and a
                 reward that keeps its own limit says so by an attribute `time_limit`
+    progress:   how far the run is, as rewards that ask are told; whoever plays a step keeps it
 
     Errors: NovaError for no rewards, a weight that is not finite, or a weight that names no reward.
     """
@@ -40,7 +43,9 @@ class RewardSet:
         weights: Mapping[str, float] | None = None,
         *,
         time_limit: float | None = None,
+        progress: Progress | None = None,
     ) -> None:
+        self.progress = progress or Progress()
         self.rewards = dict(rewards)
         self.weights = dict(weights or {})
         self.time_limit = time_limit
@@ -55,6 +60,12 @@ class RewardSet:
                 raise NovaError(
                     f"the weight of {name!r} is {weight}", where="reward weights", fix="use a finite number"
                 )
+
+    @property
+    def reads(self) -> set[str] | None:
+        """The data's columns that the rewards may read; None for all of them."""
+        read = [getattr(reward, "reads", ()) for reward in self.rewards.values()]
+        return None if None in read else {name for names in read for name in names}
 
     async def score(self, rollouts: Sequence[Rollout], begun: Begun | None = None) -> list[Scored]:
         """Score every rollout; those that arrive `failed` are passed through unscored. What was `begun` of them goes on
@@ -106,19 +117,31 @@ class RewardSet:
     def _combine(self, rollout: Rollout, verdicts: Sequence[Any]) -> Scored:
         scores: dict[str, float] = {}
         errors: list[str] = []
-        for name, verdict in zip(self.rewards, map(check, verdicts), strict=True):
-            if isinstance(verdict, Failure):
-                errors.append(f"reward {name!r} {verdict}")
-            elif isinstance(verdict, float):
-                scores[name] = verdict
+        extra: dict[str, Any] = {}
+        metrics: dict[str, float] = {}
+        for name, verdict in zip(self.rewards, verdicts, strict=True):
+            if isinstance(verdict, Logged):
+                extra |= verdict.extra
+                metrics |= verdict.metrics
+                verdict = verdict.verdict
+            if verdict is None and len(self.rewards) > 1:  # it does not apply
+                continue
+            found = check(verdict)
+            if isinstance(found, Failure):
+                errors.append(f"reward {name!r} {found}")
+            elif isinstance(found, float):
+                scores[name] = found
             else:
-                scores |= {f"{name}/{part}": value for part, value in verdict.items()}
+                scores |= {f"{name}/{part}": value for part, value in found.items()}
+        if not scores and not errors:
+            errors.append("no reward applies: each of them returned None")
         total = _exact_sum([self._weight(name) * value for name, value in scores.items()])
         if not math.isfinite(total):
             errors.append(f"the weighted sum of the rewards is {total}")
         if errors:
-            return Scored(replace(rollout, status="failed"), scores, None, error="\n".join(errors))
-        return Scored(rollout, scores, total)
+            failed = replace(rollout, status="failed")
+            return Scored(failed, scores, None, error="\n".join(errors), extra=extra, metrics=metrics)
+        return Scored(rollout, scores, total, extra=extra, metrics=metrics)
 
     def _weight(self, name: str) -> float:
         return self.weights.get(name, self.weights.get(name.partition("/")[0], 1.0))

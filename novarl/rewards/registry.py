@@ -13,7 +13,10 @@ from novarl.rewards.lexical import lexical
 from novarl.rewards.math import math
 from novarl.rewards.per_rollout import environment
 from novarl.rewards.preference import preference
+from novarl.rewards.progress import Progress
 from novarl.rewards.sentiment import sentiment
+from novarl.rewards.shaping import overlong, repetition
+from novarl.rewards.signature import lacking_fix
 from novarl.rewards.verdict import Scorer
 
 REWARDS: dict[str, Callable[..., Scorer]] = {
@@ -22,9 +25,20 @@ REWARDS: dict[str, Callable[..., Scorer]] = {
     "preference": lambda: preference,
     "length": length,
     "math": math,
+    "get_soft_overlong_punishment": overlong,
+    "get_repetition_penalty_reward": repetition,
     "environment": lambda: environment,
 }
 """Each built-in reward, made from its options."""
+
+
+_OF_TRL = {
+    "accuracy_reward": "reward=math compares mathematical answers too; or ",
+    "reasoning_accuracy_reward": "",
+    "think_format_reward": "",
+    "get_cosine_scaled_reward": "",
+}
+"""Rewards of TRL's that are not built in, and what is said before the usual advice."""
 
 
 def find_reward(
@@ -35,11 +49,15 @@ def find_reward(
     columns: Collection[str] | None = None,
     device: str = "cpu",
     options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Scorer:
     """The reward `source` names: a built-in one with its `options`; a function of a file, `file.py:name`
-    (`user_file.load`, in so many `workers`, with the data's `columns` where they are known); or a trained reward model,
-    `model:FOLDER`, on `device`. NovaError for anything else."""
+    (`user_file.load`, in so many `workers`, with the data's `columns` where they are known, and the run's `progress`);
+    or a trained reward model, `model:FOLDER`, on `device`. NovaError for anything else."""
     if source == "math":
+        if columns is not None and "answer" not in columns:
+            what = "compares with a reference answer, and the data has no column 'answer'"
+            raise NovaError(what, where="reward=math", fix=lacking_fix("answer", columns))
         return math(time_limit=time_limit, **(options or {}))
     if source in REWARDS:
         return REWARDS[source](**(options or {}))
@@ -48,7 +66,13 @@ def find_reward(
 
         return load_model_reward(source.removeprefix("model:"), device=device)
     if ".py" in source:
-        return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns)
+        return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns, progress=progress)
+    if source in _OF_TRL:
+        name, line = source, f"from trl.rewards import {source}"
+        if source.startswith("get_"):
+            name, line = "NAME", f"{line}; NAME = {source}(...)"
+        fix = f"{_OF_TRL[source]}set reward=file.py:{name}, in a file with `{line}`"
+        raise NovaError(f"TRL's {source} is not built in", where="reward", fix=fix)
     near = difflib.get_close_matches(source, REWARDS, n=1, cutoff=0.5)
     fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(REWARDS)}, file.py:name, or model:FOLDER"
     raise NovaError(f"unknown reward {source!r}", where="reward", fix=fix)

@@ -25,8 +25,18 @@ class Failure:
         return f"{self.reason}\n{self.traceback}".strip()
 
 
-Verdict = float | Mapping[str, float] | Failure | None
-"""One rollout's score. None is a failure whose reason the reward did not give."""
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What a reward says of a rollout, with what its function logged: `extra` by column, `metrics` of the batch."""
+
+    verdict: float | Mapping[str, float] | Failure | None
+    extra: Mapping[str, Any]
+    metrics: Mapping[str, float]
+
+
+Verdict = float | Mapping[str, float] | Failure | Logged | None
+"""One rollout's score. None: the reward does not apply to it, and the others decide; where none applies, that is a
+failure."""
 
 
 class Scorer(Protocol):

@@ -30,6 +30,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
+from novarl.rewards.services import Services
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -86,7 +88,9 @@ class Worker:
             return
         for index, (args, kwargs) in enumerate(calls):
             try:
-                self.reply({"call": index, "value": plain(function(*args, **kwargs))})
+                services = Services(kwargs)
+                value = plain(services.reply(function(*args, **kwargs)))
+                self.reply({"call": index, "value": value})
             except BaseException as error:  # noqa: BLE001 - any error, SystemExit included, is this call's failure
                 self.reply({"call": index, "error": _failure(error)})
 
@@ -95,8 +99,9 @@ class Worker:
 
         async def one(index: int, args: list[Any], kwargs: dict[str, Any]) -> None:
             try:
+                services = Services(kwargs)
                 async with asyncio.timeout(limit) as clock:
-                    value = plain(await function(*args, **kwargs))
+                    value = plain(services.reply(await function(*args, **kwargs)))
                 self.reply({"call": index, "value": value})
             except BaseException as error:  # noqa: BLE001 - as above
                 late = isinstance(error, TimeoutError) and clock.expired()

@@ -192,8 +192,8 @@ REWARDS = {
     ),
     "reward of the wrong signature": Case(
         "rl ON_TASK reward=mine.py:f",
-        "mine.py:1: f(text) has neither form of a reward",
-        {"mine.py": "def f(text): return 1"},
+        "mine.py:1: f(x, answer) has no parameter for the policy's answer",
+        {"mine.py": "def f(x, answer): return 1"},
     ),
     "reward is no function": Case("rl ON_TASK reward=mine.py:f", "mine.py: has no function 'f'", {"mine.py": "f = 3"}),
     "environment missing": Case("rl ON_TASK rollout.env_path=env.py", "env.py: no such file"),

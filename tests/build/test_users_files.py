@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 import time
 from pathlib import Path
@@ -19,7 +20,8 @@ TRL = """
         return [float(l) + len(c) % 3 for c, l in zip(completions, level)]
 
     def messages(prompts, completions, **columns):
-        assert sorted(columns) == ["answer", "completion_ids", "level"], columns
+        services = ["log_extra", "log_metric", "trainer_state"]
+        assert sorted(columns) == ["answer", "completion_ids", "level", *services], columns
         assert all([m["role"] for m in p] == ["system", "user"] for p in prompts)
         assert all([m["role"] for m in c] == ["assistant"] for c in completions)
         return [float(len(c[0]["content"]) % 3) for c in completions]
@@ -164,3 +166,76 @@ def test_the_environments_own_reward_is_trained_on(tmp_path: Path, command: str)
     ended = novarl(command, *more, *words[:2], f"run_dir={tmp_path / 'none'}")
     assert ended.code == 2 and ended.err.count("\n") == 1
     assert "reward=environment: no environment is configured that could give one" in ended.err
+
+
+@pytest.mark.parametrize("command", ["rl", "eval"])
+def test_an_environment_file_with_only_a_reward_runs_at_one_turn(tmp_path: Path, command: str) -> None:
+    data, env, run = write_rows(tmp_path / "rows.jsonl", rows("texts")), tmp_path / "env.py", tmp_path / "run"
+    env.write_text("def reward_fn(messages, answer):\n    return float(len(messages)) + len(answer) / 100\n")
+    more = RL if command == "rl" else ("model=tiny", "eval.n=4", "rollout.max_tokens=4")
+    finished(command, *more, f"data={data}", f"actor.rollout.env_path={env}", f"run_dir={run}")
+    if command == "rl":
+        rewards = [json.loads(line)["reward_mean"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert rewards and all(2.0 < reward < 2.1 for reward in rewards)
+    ended = novarl(command, *more, f"data={data}", f"actor.rollout.env_path={env}", "rollout.max_turns=2")
+    assert ended.code == 2 and "has no function 'interact'" in ended.err
+    given = novarl(command, *more, f"data={data}", f"rollout.env_path={env}", "reward=environment")
+    assert given.code == 2 and "has no function 'interact'" in given.err
+
+
+LOGS = """
+    def logs(completions, answer, trainer_state, log_extra, log_metric, **kwargs):
+        log_extra("length", [len(c) for c in completions])
+        log_metric("step", trainer_state.global_step)
+        return [None if i % 2 else 1.0 + len(c) % 3 for i, c in enumerate(completions)]
+
+    def others(completions, **kwargs):
+        return [2.0 if i % 2 else None for i, c in enumerate(completions)]
+"""
+
+
+def test_what_trl_functions_log_is_in_the_run(tmp_path: Path) -> None:
+    data, mine, run = write_rows(tmp_path / "rows.jsonl", rows("texts")), tmp_path / "mine.py", tmp_path / "run"
+    mine.write_text(textwrap.dedent(LOGS))
+    both = (f"reward.logs.source={mine}:logs", f"reward.others.source={mine}:others")
+    finished("rl", *RL, f"data={data}", *both, f"run_dir={run}", "steps=2", "log.rollouts_every=1")
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["logged/step"] for record in records if record["phase"] == "rl"][-1] == 1.0
+    lines = [json.loads(line) for file in (run / "rollouts").glob("*.jsonl") for line in file.open()]
+    assert lines and all(line["extra"] == {"length": len(line["text"])} for line in lines)
+    assert {tuple(line["rewards"]) for line in lines} == {("logs",), ("others",)}
+    assert all(line["reward"] is not None for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("command", "row", "unused"),
+    [
+        ("rl", {"prompt": "a?", "answer": "a", "level": 1, "topic": "x"}, "topic"),
+        ("eval", {"prompt": "a?", "answer": "a", "level": 1, "topic": "x"}, "topic"),
+        ("sft", {"prompt": "a?", "completion": "a", "source": "web"}, "source"),
+        ("dpo", {"prompt": "a?", "chosen": "a", "rejected": "b", "score_chosen": 1.0}, "score_chosen"),
+        ("rm", {"prompt": "a?", "chosen": "a", "rejected": "b", "score_chosen": 1.0}, "score_chosen"),
+    ],
+)
+def test_a_run_says_at_its_start_what_nothing_uses(
+    tmp_path: Path, command: str, row: dict[str, Any], unused: str
+) -> None:
+    data, mine, run = write_rows(tmp_path / "rows.jsonl", [row] * 4), tmp_path / "mine.py", tmp_path / "run"
+    mine.write_text(
+        "def some(messages, level):\n    return level\n\ndef every(completions, **kwargs):\n    return [1] * 4\n"
+    )
+    small = ("model=tiny", f"data={data}", "log.console=false") if command != "eval" else ("model=tiny", f"data={data}")
+    more = {"rl": RL, "eval": ("eval.n=4", "rollout.max_tokens=4")}.get(command, ("steps=1", "batch_size=2"))
+    reward = (f"reward={mine}:some",) if command in ("rl", "eval") else ()
+    ended = finished(command, *more, *small, *reward, f"run_dir={run}")
+    said = f"nothing uses these columns of the data: {unused}"
+    assert ended.out.count(said) == 1 if command == "eval" else [said] == told(run)
+    if command == "rl":  # its `**kwargs` receive every column
+        finished(command, *more, *small, f"reward={mine}:every", f"run_dir={tmp_path / 'other'}")
+        assert told(tmp_path / "other") == []
+
+
+def told(run: Path) -> list[str]:
+    """What was said at a run's start of what nothing uses."""
+    alerts = [alert["message"] for alert in events(run, "alert")]
+    return [text for text in alerts if text.startswith("nothing uses")]

@@ -61,7 +61,6 @@ def test_parts_of_one_reward_have_weights_of_their_own(say) -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (None, "returned None"),
         (math.nan, "returned nan"),
         (math.inf, "returned inf"),
         (-math.inf, "returned -inf"),
@@ -82,6 +81,25 @@ def test_what_is_no_finite_number_fails_its_rollout_alone(say, value: Any, why: 
     assert bad.reward is None and bad.rollout.status == "failed"
     assert bad.error is not None and bad.error.startswith("reward 'r' ") and why in bad.error
     assert bad.rewards == {"s": 1.0}  # the others are kept, for the rollout log
+
+
+def test_none_of_one_of_several_means_that_it_does_not_apply(say) -> None:
+    rewards = RewardSet({"a": giving(None, 2.0, None), "b": giving(3.0, None, None)}, {"b": 0.5})
+    first, second, third = score(rewards, [say("x"), say("y"), say("z")])
+    assert (first.rewards, first.reward, first.error) == ({"b": 3.0}, 1.5, None)
+    assert (second.rewards, second.reward, second.error) == ({"a": 2.0}, 2.0, None)
+    assert (third.rewards, third.reward, third.rollout.status) == ({}, None, "failed")
+    assert third.error == "no reward applies: each of them returned None"
+
+
+def test_none_of_the_only_reward_is_a_failure(say) -> None:
+    (only,) = score(RewardSet({"a": giving(None)}), [say("x")])
+    assert only.reward is None and only.error == "reward 'a' returned None"
+
+
+def test_none_does_not_hide_a_failure(say) -> None:
+    (only,) = score(RewardSet({"a": giving(None), "b": giving(math.nan)}), [say("x")])
+    assert only.reward is None and only.error == "reward 'b' returned nan"
 
 
 @pytest.mark.parametrize("value", [True, 1, np.float32(1), np.bool_(True), torch.tensor(1.0), Decimal(1), Fraction(1)])

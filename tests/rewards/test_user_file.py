@@ -14,6 +14,7 @@ import pytest
 from novarl.core.errors import NovaError
 from novarl.core.types import Rollout, Scored, Sequence
 from novarl.rewards.compose import RewardSet
+from novarl.rewards.progress import Progress
 from novarl.rewards.registry import find_reward
 from novarl.rewards.user_file import load, split_spec
 
@@ -128,7 +129,7 @@ TRL = """
 
     def reward_func(prompts, completions, answer, level, **columns):
         assert [p[0]["role"] for p in prompts] == ["user"] * len(completions)
-        assert sorted(columns) == ["completion_ids", "topic"]
+        assert sorted(columns) == ["completion_ids", "log_extra", "log_metric", "topic", "trainer_state"]
         return [float(c[0]["content"] == a) + l for c, a, l in zip(completions, answer, level)]
 
     async def later(completions):
@@ -251,38 +252,204 @@ def test_a_file_that_ends_the_process_while_importing(write) -> None:
     assert "ended its process with exit code 5" in refused(str(write("import os\nos._exit(5)\n")))
 
 
-@pytest.mark.parametrize("signature", ["", "text", "a, b, c", "a, b, *, c", "prompts, answer", "*, messages, answer"])
-def test_a_wrong_signature_is_refused_with_its_line(write, signature: str) -> None:
+@pytest.mark.parametrize(
+    "signature", ["", "x", "a, b, c", "a, b, *, c", "prompts, answer", "m, a", "*args", "*args, **kwargs", "answer"]
+)
+def test_a_function_that_cannot_see_the_answer_is_refused_with_its_line(write, signature: str) -> None:
     path = write(f"\n\ndef reward_fn({signature}):\n    return 1\n")
     message = refused(str(path))
-    assert message.startswith(f"{path}:3: reward_fn({signature.replace('*, ', '')}) has neither form of a reward")
+    shown = signature.replace("*, ", "")
+    assert message.startswith(f"{path}:3: reward_fn({shown}) has no parameter for the policy's answer"), message
     assert "reward_fn(messages, answer)" in message and "completions" in message
 
 
-@pytest.mark.parametrize("signature", ["messages, answer, level", "messages, answer, *, level"])
-def test_a_column_beside_the_answer_is_shown_the_form_of_the_batch(write, signature: str) -> None:
-    message = refused(str(write(f"def reward_fn({signature}):\n    return 1\n")))
-    assert "columns beside the answer need the batch's form: " in message
-    assert "write reward_fn(completions, answer, level, **rest), or reward_fn(messages, answer)" in message
-    path = write("def reward_fn(completions, answer, level, **rest):\n    return [1.0 for _ in completions]\n")
-    load(str(path), columns=["answer", "level"]).close()
-    assert "columns beside" not in refused(str(write("def reward_fn(text):\n    return 1\n")))
+def test_a_misspelt_parameter_is_recognised(write) -> None:
+    message = refused(str(write("def reward_fn(mesages, answer):\n    return 1\n")))
+    assert "did you mean 'messages' by 'mesages'?" in message
 
 
-@pytest.mark.parametrize("signature", ["messages, answer", "m, a, strict=False", "*args", "m, a=None, *, k=1"])
+@pytest.mark.parametrize(
+    "signature", ["messages, answer", "messages, answer=None, *, k=1", "messages", "*, messages, answer"]
+)
 def test_signatures_of_the_row_form(say, write, signature: str) -> None:
-    path = write(f"def reward_fn({signature}):\n    return 1\n")
-    assert score(load(str(path)), [say("x")])[0].reward == 1.0
+    path = write(f"def reward_fn({signature}):\n    return len(messages)\n")
+    assert score(load(str(path)), [say("x")])[0].reward == 2.0
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "completion, answer",
+        "response, /, answer",
+        "text",
+        "solution_str, **kwargs",
+        "answer, response",
+        "output, answer=0",
+    ],
+)
+def test_a_function_of_text_receives_text(say, write, signature: str) -> None:
+    name = next(word.strip() for word in signature.split(",") if word.strip() not in ("answer", "/", "**kwargs"))
+    path = write(
+        f"def reward_fn({signature}):\n    assert isinstance({name}, str)\n    return float({name} == 'four')\n"
+    )
+    scored = score(load(str(path), columns=["answer"]), [say("four", "4"), say("five", "4")])
+    assert [item.reward for item in scored] == [1.0, 0.0]
+
+
+def test_columns_beside_the_answer_reach_a_function_of_one_rollout(say, write) -> None:
+    path = write("""
+        def reward_fn(messages, answer, level, *, topic="none"):
+            return level + (topic == "sums") / 10 + (answer == "4") / 100
+    """)
+    rollouts = [say("x", "4", level=2, topic="sums"), say("x", "5", level=3)]
+    assert [item.reward for item in score(load(str(path)), rollouts)] == pytest.approx([2.11, 3.0])
+    assert "needs a column 'level'" in refused(str(path), columns=["answer", "topic"])
+
+
+def test_a_text_parameter_beside_messages_is_a_column(say, write) -> None:
+    path = write("def reward_fn(messages, response):\n    return float(messages[-1]['content'] == response)\n")
+    assert score(load(str(path), columns=["response"]), [say("a", response="a")])[0].reward == 1.0
+    assert "needs a column 'response'" in refused(str(path), columns=[])
+
+
+VERL = """
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        assert data_source == "sums" and isinstance(solution_str, str)
+        return {"score": float(ground_truth in solution_str), "split": float(extra_info["split"] == "train")}
+"""
+
+
+def test_verl_compute_score_is_given_verl_columns(say, write) -> None:
+    reward_model = {"style": "rule", "ground_truth": "4"}
+    row = {"data_source": "sums", "reward_model": reward_model, "extra_info": {"split": "train"}}
+    columns = ["data_source", "reward_model", "reward_model.ground_truth", "extra_info", "extra_info.split"]
+    reward = load(f"{write(VERL)}:compute_score", columns=columns)
+    assert reward.reads == {"data_source", "ground_truth", "extra_info", "reward_model"}
+    scored = score(reward, [say("so 4", **row), say("so 5", **row)])
+    assert [item.rewards for item in scored] == [
+        {"mine/score": 1.0, "mine/split": 1.0},
+        {"mine/score": 0.0, "mine/split": 1.0},
+    ]
+    assert "needs a column 'data_source'" in refused(f"{write(VERL)}:compute_score", columns=columns[1:])
+
+
+@pytest.mark.parametrize(
+    ("columns", "near"),
+    [
+        (["solution", "level"], "solution"),
+        (["level", "ground_truth"], "ground_truth"),
+        (["reward_model", "reward_model.style", "reward_model.ground_truth"], "reward_model.ground_truth"),
+        (["extra_info", "extra_info.answer", "solution"], "extra_info.answer"),
+        (["answers"], "answers"),
+        (["instruction", "input", "output"], "output"),
+        (["completion", "source"], "completion"),
+    ],
+)
+def test_a_missing_answer_is_refused_with_the_nearest_column(write, columns: list[str], near: str) -> None:
+    for form in ("messages, answer", "response, answer", "completions, answer, **kwargs"):
+        message = refused(str(write(f"def reward_fn({form}):\n    return 0.0\n")), columns=columns)
+        assert "reward_fn needs a column 'answer', which the data does not have" in message
+        assert f"did you mean the column {near!r}? set answer_key={near}" in message, message
+    with pytest.raises(NovaError, match=f"reward=math.*set answer_key={near}"):
+        find_reward("math", columns=columns)
+
+
+def test_a_missing_answer_without_any_like_it(write) -> None:
+    message = refused(str(write("def reward_fn(messages, answer):\n    return 0.0\n")), columns=["level"])
+    assert "the columns beside the prompt are: level; if the reward needs none, write answer=None" in message
 
 
 def test_a_column_that_the_data_lacks_is_refused(write) -> None:
     path = write("def reward_fn(completions, solution):\n    return [1.0 for _ in completions]\n")
     assert "needs a column 'solution'" in refused(str(path), columns=["level"])
+    assert "did you mean 'answer'? name the parameter answer" in refused(str(path), columns=["answer"])
+    assert "did you mean 'solutions'? name the parameter so" in refused(str(path), columns=["solutions"])
+    assert "set answer_key=info.solution and name the parameter answer" in refused(
+        str(path), columns=["info", "info.solution"]
+    )
     load(str(path), columns=["solution"]).close()
     path = write("def reward_fn(completions, answer):\n    return [1.0 for _ in completions]\n")
     assert "needs a column 'answer'" in refused(str(path), columns=["level"])
     path = write("def reward_fn(completions, solution=None, **columns):\n    return [1.0 for _ in completions]\n")
     load(str(path), columns=[]).close()
+    path = write("def reward_fn(completions, environments):\n    return [1.0 for _ in completions]\n")
+    assert "use rollout.env_path" in refused(str(path), columns=["level"])
+
+
+SERVICES = """
+    def overlong(limit):
+        def soft_overlong(completion_ids, **kwargs):
+            return [-1.0 if len(ids) > limit else 0.0 for ids in completion_ids]
+        return soft_overlong
+
+    class Repeats:
+        def __call__(self, completion_ids, **kwargs):
+            return [float(len(ids) - len(set(ids))) for ids in completion_ids]
+
+    closure, instance = overlong(1), Repeats()
+
+    def curriculum(completions, trainer_state):
+        return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
+
+    def other_state(completions, trainer_state=None, **kwargs):
+        return [trainer_state.epoch]
+
+    def logs(completions, answer, log_extra=None, log_metric=None, **kwargs):
+        texts = [c[0]["content"] for c in completions]
+        log_extra("extracted", texts)
+        log_metric("accuracy", sum(t == a for t, a in zip(texts, answer)) / len(texts))
+        return [1.0 if t != "skip" else None for t in texts]
+
+    async def later(prompts, completions, log_metric, **kwargs):
+        log_metric("waited", 2)
+        log_metric("waited", 4)
+        return [1.0 for _ in completions]
+
+    def short(completions, log_extra):
+        log_extra("extracted", ["one"])
+        return [1.0 for _ in completions]
+
+    def bad(completions, log_metric):
+        log_metric("accuracy", float("nan"))
+        return [1.0 for _ in completions]
+
+    def row(completion, trainer_state, log_extra):
+        log_extra("said", [completion])
+        return trainer_state.global_step
+"""
+
+
+def test_trl_closures_and_instances_run_on_tokens_alone(say, write) -> None:
+    zeros = (0.0,) * 4
+    sequence = Sequence((7, 8, 8, 8), (False, True, True, True), zeros, zeros, (0, 0, 0, 0))
+    asked, path = replace(say("ab"), sequences=(sequence,)), write(SERVICES)
+    assert score(load(f"{path}:closure", columns=[]), [asked])[0].reward == -1.0
+    assert score(load(f"{path}:instance", columns=[]), [asked])[0].reward == 2.0
+
+
+def test_trainer_state_says_how_far_the_run_is(say, write) -> None:
+    progress = Progress(step=3, steps=12)
+    for name, expected in (("curriculum", 0.25), ("row", 3.0)):
+        reward = load(f"{write(SERVICES)}:{name}", columns=[], progress=progress)
+        assert score(reward, [say("x")])[0].reward == expected
+    (only,) = score(load(f"{write(SERVICES)}:other_state", columns=[]), [say("x")])
+    assert only.reward is None and "trainer_state has global_step and max_steps here, and no 'epoch'" in str(only.error)
+
+
+def test_what_a_reward_logs_is_kept_with_its_rollouts(say, write) -> None:
+    first, second = score(load(f"{write(SERVICES)}:logs"), [say("a", "a"), say("skip", "b")])
+    assert (first.reward, first.extra, first.metrics) == (1.0, {"extracted": "a"}, {"accuracy": 0.5})
+    assert (second.reward, second.extra, second.metrics) == (None, {"extracted": "skip"}, {"accuracy": 0.5})
+    (only,) = score(load(f"{write(SERVICES)}:later"), [say("a")])
+    assert (only.reward, only.extra, only.metrics) == (1.0, {}, {"waited": 3.0})
+    (only,) = score(load(f"{write(SERVICES)}:row", progress=Progress(1, 2)), [say("a")])
+    assert (only.reward, only.extra) == (1.0, {"said": "a"})
+
+
+@pytest.mark.parametrize(("name", "why"), [("short", "was given 1 values for 2 rollouts"), ("bad", "was given nan")])
+def test_what_cannot_be_logged_fails_the_batch(say, write, name: str, why: str) -> None:
+    scored = score(load(f"{write(SERVICES)}:{name}"), [say("x"), say("y")])
+    assert all(item.reward is None and why in str(item.error) for item in scored)
 
 
 def test_a_file_may_import_its_neighbours_and_shadow_nothing_of_ours(say, write) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 TRAINING = ("rl", "sft", "dpo", "rm")
 ON_ROWS = ("sft", "dpo", "rm")
+EVERYWHERE = (*TRAINING, "eval", "sample")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class Alias:
     """`old` stands for every key of `new`; `implies` is set too, where nothing else says otherwise. Of the values, all
     have a partner, or only those of `values`; `elsewhere` are those that are a value of another key, and of which, and
     `otherwise` says what to write for others. It is known to `commands`, or to all that have the keys. At a value of
-    `unset` it says nothing."""
+    `unset` it says nothing. A name that means something else in another project is understood only beside one of
+    `only_beside`, which show whose it is; alone it is refused, and `otherwise` gives both meanings."""
 
     old: str
     new: tuple[str, ...]
@@ -29,6 +31,7 @@ class Alias:
     otherwise: str = ""
     commands: tuple[str, ...] = ()
     unset: tuple[Any, ...] = ()
+    only_beside: frozenset[str] = frozenset()
 
     def still(self, path: str, value: Any) -> bool:
         """Whether `path` is implied as before where the key itself is `value` now, under whatever name."""
@@ -54,7 +57,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """`old` is refused by `commands`: what is to know about it, and what to do instead."""
+    """`old`, and every key within it, is refused by `commands`: the reason, and what to do instead."""
 
     old: str
     what: str
@@ -66,3 +69,18 @@ class Hint:
 def rows(source: str, example: Any, new: str, *olds: str) -> list[Alias]:
     """Several names of one key, each with an example of its values."""
     return [Alias(old, (new,), source, example) for old in olds]
+
+
+def hinted(source: str, what: str, fix: str, *olds: str, commands: tuple[str, ...] = TRAINING) -> list[Hint]:
+    """Several names that are refused for one reason."""
+    return [Hint(old, what, fix, source, commands) for old in olds]
+
+
+def later(source: str, feature: str, fix: str, *olds: str, commands: tuple[str, ...] = TRAINING) -> list[Hint]:
+    """Several names of a feature that is planned."""
+    return hinted(source, f"Not supported yet: {feature}", fix, *olds, commands=commands)
+
+
+def off_at_zero(value: Any) -> Any:
+    """null where another library writes 0 for none."""
+    return None if value == 0 and not isinstance(value, bool) else value

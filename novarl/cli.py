@@ -38,7 +38,8 @@ COMMANDS: dict[str, str] = {
 GRAMMAR = """\
 CONFIG is a YAML, TOML or JSON file; key=value pairs change it, and later ones win: steps=100 optim.lr=1e-5.
 `--some-key value` is read as some_key=value; `--some-key` alone as true, `--no-some-key` as false, and
-`--some-key a b` as a list where the key takes one; `--config FILE` names the file. docs/names.md lists every key, and the names that are known elsewhere.
+`--some-key a b` as a list where the key takes one; `--config FILE` names the file.
+docs/names.md lists every key, and the names that other projects have for them.
 """
 
 EXAMPLES = """

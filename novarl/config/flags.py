@@ -11,9 +11,10 @@ import re
 from typing import Any, Literal
 
 from novarl.config.base import Config
+from novarl.config.foreign import Alias, Fixed
 from novarl.config.keys import is_key, keys
 from novarl.config.load import COMMAND_LINE, OVERRIDE
-from novarl.config.names import active, fixed, hints
+from novarl.config.names import rows_of
 from novarl.core.errors import NovaError
 
 Takes = Literal["truth", "many", "one", "unknown"]
@@ -95,23 +96,22 @@ def takes(name: str, tree: type[Config]) -> Takes:
         return "one"
     if name in ("reward_funcs", "reward_weights"):
         return "many"
-    row = active(tree).get(name)
-    if row is not None and name not in keys(tree):
-        stands_for = keys(tree).get(row.new[0])
+    key = keys(tree).get(name)
+    row = next(iter(rows_of(name, tree)), None) if key is None else None
+    if isinstance(row, Alias):
         if isinstance(row.example, bool) and (row.values or row.convert is None):
             return "truth"
-        return "many" if stands_for is not None and "list" in stands_for.values else "one"
-    if name in fixed(tree):
-        return "truth" if isinstance(fixed(tree)[name].values[0], bool) else "one"
-    key = keys(tree).get(name)
+        return "many" if isinstance(row.example, list) else "one"
+    if isinstance(row, Fixed):
+        return "truth" if isinstance(row.values[0], bool) else "one"
+    if row is not None:
+        return "unknown"
     if key is not None:
         if key.values.startswith("true, false"):
             return "truth"
         return "many" if "list" in key.values else "one"
     if f"{name}.enabled" in keys(tree):
         return "truth"
-    if name in hints(tree):
-        return "unknown"
     return "one" if is_key(name, tree) else "unknown"
 
 

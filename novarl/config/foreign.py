@@ -1,4 +1,5 @@
-"""What can be said of a name of another library's: the kinds of rows in the tables of `aliases` and `trl`."""
+"""What can be said of another project's name: the kinds of rows in the tables `rl2`, `trl`, `openrlhf`, `verl` and
+`others`. The tables are data; `names` reads them."""
 
 from __future__ import annotations
 
@@ -8,16 +9,20 @@ from typing import Any
 
 TRAINING = ("rl", "sft", "dpo", "rm")
 ON_ROWS = ("sft", "dpo", "rm")
-EVERYWHERE = (*TRAINING, "eval", "sample")
+SEVERAL = "several"
+"""The source of a name that means the same in several projects, and so does not say whose a configuration is."""
+NULL_COUNTS = frozenset({"RL2", "NovaRL"})
+"""Projects in whose configurations null is a value. In those of others, which list every setting, it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """`old` stands for every key of `new`; `implies` is set too, where nothing else says otherwise. Of the values, all
-    have a partner, or only those of `values`; `elsewhere` are those that are a value of another key, and of which, and
-    `otherwise` says what to write for others. It is known to `commands`, or to all that have the keys. At a value of
-    `unset` it says nothing. A name that means something else in another project is understood only beside one of
-    `only_beside`, which show whose it is; alone it is refused, and `otherwise` gives both meanings."""
+    """`old` stands for every key of `new`; with `each`, a list has a value for each of them. `implies` is set too,
+    where nothing else says otherwise. Where a key of `needs` has another value, the name is refused: `otherwise` says
+    why. Of the values, all have a partner, or only those of `values`; `elsewhere` are those that are a value of another
+    key, and of which, and `otherwise` says what to write for others. The name is known to `commands`, or to all that
+    have the keys. At a value of `unset` it says nothing. `means` is what it means in its project, for a name that means
+    something else in another."""
 
     old: str
     new: tuple[str, ...]
@@ -25,13 +30,15 @@ class Alias:
     example: Any
     convert: Callable[[Any], Any] | None = None
     implies: Mapping[str, Any] = field(default_factory=dict)
+    needs: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     values: Mapping[Any, Any] = field(default_factory=dict)
     elsewhere: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     otherwise: str = ""
     commands: tuple[str, ...] = ()
     unset: tuple[Any, ...] = ()
-    only_beside: frozenset[str] = frozenset()
+    each: bool = False
+    means: str = ""
 
     def still(self, path: str, value: Any) -> bool:
         """Whether `path` is implied as before where the key itself is `value` now, under whatever name."""
@@ -62,13 +69,16 @@ class Hint:
     old: str
     what: str
     fix: str
-    source: str = "TRL"
+    source: str
     commands: tuple[str, ...] = TRAINING
 
 
-def rows(source: str, example: Any, new: str, *olds: str) -> list[Alias]:
+Row = Alias | Fixed | Hint
+
+
+def rows(source: str, example: Any, new: str, *olds: str, commands: tuple[str, ...] = ()) -> list[Alias]:
     """Several names of one key, each with an example of its values."""
-    return [Alias(old, (new,), source, example) for old in olds]
+    return [Alias(old, (new,), source, example, commands=commands) for old in olds]
 
 
 def hinted(source: str, what: str, fix: str, *olds: str, commands: tuple[str, ...] = TRAINING) -> list[Hint]:
@@ -78,9 +88,19 @@ def hinted(source: str, what: str, fix: str, *olds: str, commands: tuple[str, ..
 
 def later(source: str, feature: str, fix: str, *olds: str, commands: tuple[str, ...] = TRAINING) -> list[Hint]:
     """Several names of a feature that is planned."""
-    return hinted(source, f"Not supported yet: {feature}", fix, *olds, commands=commands)
+    return hinted(source, f"not supported yet: {feature}", fix, *olds, commands=commands)
+
+
+def as_many(value: Any) -> Any:
+    """What is implied by a number of passes: as many updates."""
+    return value
 
 
 def off_at_zero(value: Any) -> Any:
-    """null where another library writes 0 for none."""
+    """null where another project writes 0 for none."""
     return None if value == 0 and not isinstance(value, bool) else value
+
+
+def never_at_minus_one(value: Any) -> Any:
+    """null where another project writes -1 for never."""
+    return None if value == -1 else value

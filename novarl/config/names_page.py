@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from novarl.config.aliases import ALIASES, FIXED, HINTS, KL_PLACES, LATER, VALUES
+from novarl.config.aliases import ALIASES, FIXED, HINTS, KL_PLACES, ROWS, VALUES
 from novarl.config.base import Config
 from novarl.config.files import dump
-from novarl.config.foreign import Alias
+from novarl.config.foreign import Alias, Row
 from novarl.config.keys import Key, keys, sections
-from novarl.config.names import active
+from novarl.config.names import explained, meanings
 from novarl.config.tree import TREES
 
 INTRO = """\
@@ -43,6 +43,13 @@ JOINT = (
     ("reward_funcs=[a.py:x, b.py:y]", "reward.x.source, reward.y.source", "rl, eval", "TRL", "a function, or several"),
     ("reward_weights=[1, 0.5]", "reward.x.weight, reward.y.weight", "rl, eval", "TRL", "in the order of reward_funcs"),
     ("adaptive_kl=true", "adaptive_kl.enabled=true", "rl", "NovaRL", "so with every section that has `enabled`"),
+    (
+        "trainer.project=P, trainer.experiment_name=E",
+        "run_dir=runs/P/E",
+        "rl, sft, dpo, rm, eval",
+        "RL2, verl",
+        "unless run_dir is given; also `trainer.project_name` and `experiment_name`",
+    ),
     (
         "multi_objective.objectives=[reward, kl_penalty, entropy]",
         "multi_objective.objectives",
@@ -79,7 +86,12 @@ def page() -> str:
             f"## `novarl {kind}`\n",
             _table(("key", "default", "takes", "meaning"), map(_row, keys(tree).values())),
         ]
-    aliases = ((_code(a.old), ", ".join(map(_code, a.new)), _commands(a), a.source, _note(a)) for a in ALIASES)
+    several = [row for row in ROWS if _shares_name(row)]
+    aliases = (
+        (_code(a.old), ", ".join(map(_code, a.new)), _commands(a), a.source, _note(a))
+        for a in ALIASES
+        if a not in several
+    )
     joint = (
         (", ".join(map(_code, re.split(r", (?![^\[]*\])", old))), _code(new), kinds, source, note)
         for old, new, kinds, source, note in JOINT
@@ -88,6 +100,12 @@ def page() -> str:
         "## Other names of our keys\n",
         "A name is understood by the commands that have the key it leads to; a key of ours keeps its meaning.\n" + TRL,
         _table(("name", "here", "for", "from", "note"), [*aliases, *joint]),
+        "## Names with several meanings\n",
+        "The other names of a configuration show whose it is; where they do not, the name is refused.\n",
+        _table(
+            ("name", "for", "from", "means", "here"),
+            ((_code(row.old), _commands(row), row.source, *explained(row)) for row in several),
+        ),
         "## Other names of values\n",
         _table(
             ("key", "value", "here"),
@@ -100,17 +118,10 @@ def page() -> str:
             ((_code(f.old), _code(_text(f.values[0])), ", ".join(f.commands), f.source, f.reason) for f in FIXED),
         ),
         "## Refused, with what to do instead\n",
-        "They have no partner here, or mean something else there.\n",
+        "They have no partner here, or mean something else there. So is every key within a name.\n",
         _table(
             ("name", "for", "from", "why", "instead"),
-            ((_code(h.old), ", ".join(h.commands), h.source, h.what, h.fix) for h in HINTS),
-        ),
-        "## Not here yet\n",
-        _table(
-            ("name", "arrives with"),
-            [
-                *((_code(name), feature) for name, feature in LATER.items()),
-            ],
+            ((_code(h.old), ", ".join(h.commands), h.source, h.what, h.fix) for h in HINTS if h not in several),
         ),
     ]
     return "\n".join(parts)
@@ -136,8 +147,13 @@ def _row(key: Key) -> tuple[str, str, str, str]:
     return _code(key.path), default, key.values, key.meaning
 
 
-def _commands(alias: Alias) -> str:
-    return ", ".join(kind for kind, tree in TREES.items() if active(tree).get(alias.old) is alias)
+def _commands(row: Row) -> str:
+    return ", ".join(kind for kind, tree in TREES.items() if row in meanings(tree).get(row.old, ()))
+
+
+def _shares_name(row: Row) -> bool:
+    """Whether the name means something else in another project."""
+    return any(len(rows) > 1 and row in rows for tree in TREES.values() for rows in [meanings(tree).get(row.old, ())])
 
 
 def _note(alias: Alias) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from novarl.config.foreign import ON_ROWS, SUPPORT, TRAINING, Alias, Fixed, Hint, hinted, later, off_at_zero, rows
+from novarl.config.foreign import ON_ROWS, TRAINING, Alias, Fixed, Row, hinted, later, off_at_zero, rows
 
 
 def _sections(new: str, *olds: str, leaves: Mapping[str, Any]) -> list[Alias]:
@@ -17,10 +17,6 @@ def _sections(new: str, *olds: str, leaves: Mapping[str, Any]) -> list[Alias]:
 
 def _lagrangian(value: Any) -> Any:
     return ("lagrangian" if value else "penalty") if isinstance(value, bool) else value
-
-
-def _directory(name: Any) -> Any:
-    return f"runs/{name}"
 
 
 _ADAPTIVE = {
@@ -41,13 +37,13 @@ _CONSTRAINT = {
 _CURVES = {"cosine_with_min_lr": "cosine", "cosine": "cosine", "linear": "linear", "constant": "constant"}
 _CURVES |= {"constant_with_warmup": "constant"}
 
-ALIASES: tuple[Alias, ...] = (
+ROWS: tuple[Row, ...] = (
     *rows("RL2", "rows.jsonl", "data", "data.path", "data.train.path", "data.train_data_path", "train_data.path"),
     *rows("RL2", "rows.jsonl", "data", "rollout.train.path"),
     *rows("RL2", "held_out.jsonl", "eval.data", "data.test.path", "data.test_data_path", "test_data.path"),
     *rows("RL2", "held_out.jsonl", "eval.data", "rollout.test.path"),
     *rows("RL2", "question", "prompt_key", "data.train.prompt_key", "train_data.prompt_key"),
-    *rows("RL2", "question", "prompt_key", "rollout.train.prompt_key", "data.prompt_key"),
+    *rows("RL2", "question", "prompt_key", "rollout.train.prompt_key"),
     *rows("RL2", "chat", "messages_key", "data.train.messages_key", "train_data.messages_key"),
     *rows("RL2", "chat", "messages_key", "rollout.train.messages_key"),
     *rows("RL2", "response", "completion_key", "response_key", "data.train.response_key"),
@@ -67,28 +63,43 @@ ALIASES: tuple[Alias, ...] = (
     *rows("RL2", 1e-5, "optim.lr", "actor.lr", "actor.optimizer.lr"),
     Alias("critic.optimizer.lr", ("critic.lr",), "RL2", 1e-5, commands=("rl",)),
     Alias("critic.optimizer.lr", ("optim.lr",), "RL2", 1e-5, commands=("rm",)),
-    *rows("RL2", 0.01, "optim.weight_decay", "actor.weight_decay", "weight_decay", "actor.optimizer.weight_decay"),
+    *rows("RL2", 0.01, "optim.weight_decay", "actor.weight_decay", "actor.optimizer.weight_decay"),
     Alias("critic.optimizer.weight_decay", ("optim.weight_decay",), "RL2", 0.01, commands=("rm",)),
-    *rows("RL2", 0.5, "optim.max_grad_norm", "actor.max_grad_norm", "max_grad_norm", "actor.optimizer.clip_grad"),
+    *rows("RL2", 0.5, "optim.max_grad_norm", "actor.max_grad_norm", "actor.optimizer.clip_grad"),
     Alias("critic.max_grad_norm", ("optim.max_grad_norm",), "RL2", 0.5, commands=("rm",)),
     *(
-        Alias(name, ("optim.schedule",), "RL2", "linear", values=_CURVES, otherwise="write optim.schedule", commands=of)
+        Alias(name, ("optim.schedule",), "RL2", "cosine", values=_CURVES, otherwise="write optim.schedule", commands=of)
         for name, of in (("actor.scheduler.name", ("rl", "sft", "dpo")), ("critic.scheduler.name", ("rm",)))
     ),
     Alias("actor.dtype", ("dtype",), "RL2", "bfloat16", commands=("rl", "sft", "dpo")),
     Alias("critic.dtype", ("dtype",), "RL2", "bfloat16", commands=("rm",)),
     Alias("actor.clip", ("clip.low", "clip.high"), "RL2", 0.2),
+    *(
+        Alias(
+            name,
+            ("correction.tis_max",),
+            "RL2",
+            2.0,
+            off_at_zero,
+            implies={"updates_per_rollout": 1},
+            needs={"updates_per_rollout": 1},
+            note="0 there is null here; with updates_per_rollout=1, the only number for which both mean the same",
+            otherwise="RL2's tis_coef bounds pi / mu, pi being the policy as it is trained; correction.tis_max bounds "
+            "pi_old / mu, pi_old being the policy before the step's first update. With several updates they differ",
+        )
+        for name in ("actor.tis_coef", "tis_coef")
+    ),
     *rows("RL2", "sequence", "loss.agg", "actor.avg_level"),
     *rows("RL2", 2, "updates_per_rollout", "update_per_rollout", "actor.update_per_rollout"),
     *rows("RL2", 4096, "micro.max_tokens", "actor.max_length_per_device"),
     Alias("critic.max_length_per_device", ("micro.max_tokens",), "RL2", 4096, commands=("rm",)),
-    *rows("RL2", True, "micro.gradient_checkpointing", "actor.gradient_checkpointing", "gradient_checkpointing"),
+    *rows("RL2", True, "micro.gradient_checkpointing", "actor.gradient_checkpointing"),
     *rows("RL2", True, "micro.gradient_checkpointing", "actor.enable_gradient_checkpointing"),
     Alias("critic.enable_gradient_checkpointing", ("micro.gradient_checkpointing",), "RL2", True, commands=("rm",)),
     Alias("actor.beta", ("beta",), "RL2", 0.2, commands=("dpo",)),
     *rows("RL2", 0.1, "kl.coef", "actor.kl.coef"),
     *rows("RL2", "reward", "kl.type", "actor.kl.type"),
-    *rows("RL2", 0.01, "entropy.coef", "actor.entropy.coef", "entropy_coef"),
+    *rows("RL2", 0.01, "entropy.coef", "actor.entropy.coef"),
     *rows("RL2", "env.py", "rollout.env_path", "actor.rollout.env_path", "env_path"),
     *rows("RL2", 3, "rollout.max_turns", "actor.rollout.max_turns", "max_turns"),
     *(
@@ -98,15 +109,15 @@ ALIASES: tuple[Alias, ...] = (
             ("temperature", "temperature", 0.8),
             ("max_new_tokens", "max_tokens", 99),
             ("stop", "stop", ["END"]),
+            ("top_p", "top_p", 0.9),
+            ("top_k", "top_k", 20),
+            ("min_p", "min_p", 0.05),
         )
     ),
-    *rows("RL2", 0.8, "rollout.temperature", "temperature"),
-    *rows("RL2", 99, "rollout.max_tokens", "max_new_tokens"),
-    *rows("RL2", True, "dynamic_sampling.enabled", "rollout.dynamic_filtering", "dynamic_filtering"),
+    *rows("RL2", True, "dynamic_sampling.enabled", "rollout.dynamic_filtering"),
     *rows("RL2", True, "dynamic_sampling.enabled", "rollout.train.dynamic_filtering"),
     *rows("RL2", True, "adv.norm_std", "adv.norm_var"),
-    *rows("RL2", 0.99, "adv.gamma", "gamma"),
-    *rows("RL2", 0.95, "adv.lam", "adv.lamda", "lamda", "lam"),
+    *rows("RL2", 0.95, "adv.lam", "adv.lamda", "lamda"),
     *rows("RL2", 12, "critic.updates_per_rollout", "critic.update_per_rollout"),
     *rows("RL2", 2, "critic.warmup_steps", "actor.freeze_steps"),
     *_sections("lora", "actor.lora", leaves={"rank": 8, "alpha": 32.0}),
@@ -119,21 +130,21 @@ ALIASES: tuple[Alias, ...] = (
         leaves=_CONSTRAINT,
     ),
     *(
+        Alias(f"{part}.{section}", (f"{section}.enabled",), "RL2", True)
+        for section in ("adaptive_kl", "constraint_optimization")
+        for part in ("actor.kl", "kl")
+    ),
+    *(
         Alias(f"{section}.use_lagrangian", ("constraint_optimization.mode",), "RL2", False, _lagrangian)
         for section in ("constraint_optimization", "actor.kl.constraint_optimization", "kl.constraint_optimization")
     ),
     *rows("RL2", "tchebycheff", "multi_objective.method", "multi_objective.pareto_method"),
-    *rows("RL2", 5, "save_every", "save_freq", "actor.save_freq", "trainer.save_freq"),
-    *rows("RL2", 5, "eval_every", "test_freq", "trainer.test_freq"),
-    *rows("RL2", 5, "steps", "trainer.total_steps"),
+    *rows("RL2", 5, "save_every", "save_freq", "actor.save_freq"),
+    *rows("RL2", 5, "eval_every", "test_freq"),
     *rows("RL2", 2.0, "epochs", "trainer.n_epochs"),
     *rows("RL2", "runs/x", "run_dir", "trainer.save_dir"),
-    Alias("trainer.experiment_name", ("run_dir",), "RL2", "mine", _directory, note="the directory `runs/NAME`"),
     *rows("RL2", "runs/x/checkpoints/step-000010", "resume", "trainer.load_ckpt_from"),
     *rows("RL2", "file.py:reward_fn", "reward", "reward_fn"),
-)
-
-FIXED: tuple[Fixed, ...] = (
     *(
         Fixed(name, (False,), "RL2", "every answer is finished in its own step")
         for name in ("rollout.partial_rollout", "rollout.train.partial_rollout")
@@ -144,51 +155,74 @@ FIXED: tuple[Fixed, ...] = (
     ),
     Fixed("adv.global_norm", (False,), "RL2", "write adv.estimator=mean adv.whiten=true"),
     *(
-        Fixed(f"rollout.{part}{name}", values, "RL2", SUPPORT)
-        for part in ("", "train_sampling_params.", "train.sampling_params.")
-        for name, values in (("top_p", (1, 1.0)), ("top_k", (0, -1)), ("min_p", (0, 0.0)))
-    ),
-    *(
         Fixed(f"rollout.{part}.temperature", (0, 0.0), "RL2", "the score is greedy; pass@k has eval.temperature")
         for part in ("test_sampling_params", "test.sampling_params")
     ),
     Fixed("rollout.test.responses_per_prompt", (1,), "RL2", "the score is greedy; write eval.k for pass@k"),
-    *(
-        Fixed(
-            name,
-            (0, 0.0),
-            "RL2",
-            "RL2 weighs a token by pi / mu, pi being the policy as it is trained; correction.tis_max bounds pi_old / mu,"
-            " pi_old being the policy before the step's first update. With one update per step they are equal: write"
-            " correction.tis_max=VALUE",
-        )
-        for name in ("actor.tis_coef", "tis_coef")
+    Fixed(
+        "trainer.use_wandb",
+        (False,),
+        "RL2",
+        "experiment trackers are not supported yet; metrics.jsonl and tb/ hold the curves",
+        TRAINING,
     ),
-    Fixed("trainer.use_wandb", (False,), "RL2", "Not supported yet: W&B. metrics.jsonl and tb/ hold the curves", TRAINING),
     Fixed("trainer.eval_only", (False,), "RL2", "evaluation is a command: run novarl eval"),
     *(
-        Fixed(f"{part}.use_liger_kernel", (False,), "RL2", "NovaRL uses its own kernels and chooses them itself", TRAINING)
+        Fixed(
+            f"{part}.use_liger_kernel", (False,), "RL2", "NovaRL uses its own kernels and chooses them itself", TRAINING
+        )
         for part in ("actor", "critic", "ref_actor")
     ),
     *(
-        Fixed(f"{part}.{size}", (1,), "RL2", "Not supported yet: sharded models. One process holds the whole model",
-              TRAINING)
+        Fixed(
+            f"{part}.{size}",
+            (1,),
+            "RL2",
+            "sharded models are not supported yet: each process holds the whole model",
+            TRAINING,
+        )
         for part in ("actor", "critic", "ref_actor")
         for size in ("ddp_size", "tp_size", "cp_size", "sp_size")
     ),
     *(
-        Fixed(f"{part}.offload_{what}", (False,), "RL2", "Not supported yet: offloading to the CPU's memory", TRAINING)
+        Fixed(
+            f"{part}.offload_{what}", (False,), "RL2", "offloading to the CPU's memory is not supported yet", TRAINING
+        )
         for part in ("actor", "critic", "ref_actor")
         for what in ("model", "optimizer")
     ),
-)  # fmt: skip
-
-HINTS: tuple[Hint, ...] = (
     *later("RL2", "Megatron", "leave it out", "actor.tf_config", "critic.tf_config", "ref_actor.tf_config"),
     *later("RL2", "Megatron", "leave it out", "actor.ddp_config", "critic.ddp_config", "ref_actor.ddp_config"),
-    *later("RL2", "SGLang. NovaRL samples by its own engine", "leave it out", "rollout.server_args", commands=("rl",)),
-    *later("RL2", "experiment trackers", "leave it out; run_dir names the run", "trainer.project"),
-    *hinted("RL2", "a configuration is one file, and no other is added to it", "write all keys in it", "defaults"),
+    *hinted(
+        "RL2",
+        "NovaRL samples with its own engine, on the weights that it trains",
+        "leave it out",
+        *("rollout.server_args", "rollout.bucket_size"),
+        commands=("rl",),
+    ),
+    *hinted(
+        "RL2",
+        "adv.responses_per_prompt repeats responses_per_prompt",
+        "leave it out",
+        "adv.responses_per_prompt",
+        commands=("rl",),
+    ),
+    *(
+        row
+        for section, feature in (
+            ("hyperopt", "the tuner"),
+            ("memory_optimization", "the memory planner"),
+            ("experiment_tracking", "experiment trackers"),
+        )
+        for row in later("RL2", feature, "leave it out", section)
+    ),
+    *later(
+        "RL2",
+        "sharded models",
+        "leave it out: each process holds the whole model",
+        *(f"{size}_size" for size in ("ddp", "tp", "sp", "cp")),
+    ),
+    *hinted("RL2", "a configuration is one file; others are not added to it", "write all keys in it", "defaults"),
     *(
         row
         for part, of in (("actor", ("rl", "sft", "dpo")), ("critic", TRAINING))
@@ -244,22 +278,38 @@ HINTS: tuple[Hint, ...] = (
         "RL2",
         "it repeats what another key says",
         "leave it out",
-        *("actor.temperature", "actor.adv_estimator", "adv.responses_per_prompt"),
+        *("actor.temperature", "actor.adv_estimator"),
         commands=("rl",),
     ),
     *hinted(
         "RL2",
         "all answers are written to rollouts/ in run_dir",
         "leave it out, or write log.rollouts_every",
-        *("rollout.train.save_dir", "rollout.test.save_dir", "rollout.bucket_size"),
+        *("rollout.train.save_dir", "rollout.test.save_dir"),
         commands=("rl",),
     ),
-    *hinted("RL2", "eval.n says how many held-out rows are answered", "write eval.n", "rollout.test.prompts_per_rollout",
-            commands=("rl",)),
-    *hinted("RL2", "held-out rows are rendered and answered as those of training", "leave it out", "rollout.test",
-            "rollout.test_sampling_params", commands=("rl",)),
-    *hinted("RL2", "held-out rows are read and cut as those of training", "leave it out", "data.test", "test_data",
-            commands=ON_ROWS),
-    *hinted("RL2", "without held-out rows of your own a share of the rows is set aside", "leave it out, or write eval.data"
-            " and eval.n", "rollout.test_ratio", "data.test_ratio"),
-)  # fmt: skip
+    *rows("RL2", 4, "eval.n", "rollout.test.prompts_per_rollout"),
+    *hinted(
+        "RL2",
+        "held-out rows are rendered and answered as those of training",
+        "leave it out",
+        "rollout.test",
+        "rollout.test_sampling_params",
+        commands=("rl",),
+    ),
+    *hinted(
+        "RL2",
+        "held-out rows are read and cut as those of training",
+        "leave it out",
+        "data.test",
+        "test_data",
+        commands=ON_ROWS,
+    ),
+    *hinted(
+        "RL2",
+        "without held-out rows of your own a share of the rows is set aside",
+        "leave it out, or write eval.data and eval.n",
+        "rollout.test_ratio",
+        "data.test_ratio",
+    ),
+)

@@ -11,7 +11,7 @@ from novarl.config.tree import RLConfig, SFTConfig
 from novarl.core.errors import NovaError
 
 READ = [
-    (RLConfig, "--gradient_checkpointing --model_name_or_path tiny", "gradient_checkpointing=true model_name_or_path=tiny"),
+    (RLConfig, "--gradient_checkpointing --model_id tiny", "gradient_checkpointing=true model_id=tiny"),
     (RLConfig, "--gradient-checkpointing c.yaml", "gradient_checkpointing=true c.yaml"),
     (RLConfig, "c.yaml --compile steps=3", "c.yaml compile=true steps=3"),
     (RLConfig, "--compile false --seed 3", "compile=false seed=3"),
@@ -20,7 +20,10 @@ READ = [
     (RLConfig, "--no-compile --no_gradient_checkpointing", "compile=false gradient_checkpointing=false"),
     (RLConfig, "--no-apply-chat-template c.yaml", "apply_chat_template=false c.yaml"),
     (RLConfig, "--dynamic_sampling --steps 3", "dynamic_sampling=true steps=3"),
-    (RLConfig, "--reward_funcs a.py:x b.py:y --reward_weights 1.0 0.5", "reward_funcs=[a.py:x,+b.py:y] reward_weights=[1.0,+0.5]"),
+    (RLConfig, "--reward_funcs a.py:x b.py:y --seed 1", "reward_funcs=[a.py:x,+b.py:y] seed=1"),
+    (RLConfig, "--reward_weights 1.0 0.5", "reward_weights=[1.0,+0.5]"),
+    (RLConfig, "--eps_clip_low_high 0.2 0.27 --use_kl_loss", "eps_clip_low_high=[0.2,+0.27] use_kl_loss=true"),
+    (RLConfig, "--adam_betas 0.9 0.95 --packing_samples c.yaml", "adam_betas=[0.9,+0.95] packing_samples=true c.yaml"),
     (RLConfig, "--reward_funcs a.py:x c.yaml", "reward_funcs=a.py:x c.yaml"),
     (RLConfig, "--lora_target_modules q_proj, v_proj --seed=1", "lora_target_modules=[q_proj,+v_proj] seed=1"),
     (RLConfig, "--lora_target_modules all-linear steps=2", "lora_target_modules=all-linear steps=2"),
@@ -52,7 +55,7 @@ def test_a_bare_flag_does_what_true_does() -> None:
 
 
 def test_several_rewards_are_a_list_with_their_weights() -> None:
-    words = "--task sort --reward_funcs a.py:x b.py:y --reward_weights 1.0 0.5".split()
+    words = ["--task", "sort", "--reward_funcs", "a.py:x", "b.py:y", "--reward_weights", "1.0", "0.5"]
     reward = load(RLConfig, *arguments(words, RLConfig)).reward
     assert reward is not None
     assert {name: (spec.source, spec.weight) for name, spec in reward.items()} == {

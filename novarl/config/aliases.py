@@ -62,7 +62,7 @@ RUN_NAMES = {
 READ_TOGETHER = {
     "reward_funcs": "TRL",
     "reward_weights": "TRL",
-    "steps_per_epoch": "kit",
+    "steps_per_epoch": "RLHF Systems Kit",
     "trainer.project": "RL2",
     "trainer.project_name": "verl",
     **{f"{part}kl.{name}": "RL2" for part in ("", "actor.") for name in KL_PLACES},

@@ -18,11 +18,11 @@ NULL_COUNTS = frozenset({"RL2", "NovaRL"})
 @dataclass(frozen=True, slots=True)
 class Alias:
     """`old` stands for every key of `new`; with `each`, a list has a value for each of them. `implies` is set too,
-    where nothing else says otherwise. Where a key of `needs` has another value, the name is refused: `otherwise` says
-    why. Of the values, all have a partner, or only those of `values`; `elsewhere` are those that are a value of another
-    key, and of which, and `otherwise` says what to write for others. The name is known to `commands`, or to all that
-    have the keys. At a value of `unset` it says nothing. `means` is what it means in its project, for a name that means
-    something else in another."""
+    where nothing else says otherwise. Where a key of `needs` is none of its values (null where nobody sets it), the
+    name is refused: `otherwise` says why. Of the values, all have a partner, or only those of `values`; `elsewhere` are
+    those that are a value of another key, and of which, and `otherwise` says what to write for others. The name is
+    known to `commands`, or to all that have the keys. At a value of `unset` it says nothing. `means` is what it means
+    in its project, for a name that means something else in another."""
 
     old: str
     new: tuple[str, ...]
@@ -30,7 +30,7 @@ class Alias:
     example: Any
     convert: Callable[[Any], Any] | None = None
     implies: Mapping[str, Any] = field(default_factory=dict)
-    needs: Mapping[str, Any] = field(default_factory=dict)
+    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     note: str = ""
     values: Mapping[Any, Any] = field(default_factory=dict)
     elsewhere: Mapping[str, tuple[str, str]] = field(default_factory=dict)

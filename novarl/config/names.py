@@ -97,17 +97,16 @@ def meant(entry: Entry, tree: type[Config], projects: Iterable[str]) -> Row | No
     rows = rows_of(entry.path, tree)
     fitting = [row for row in rows if row.source in projects] if len(rows) > 1 else rows
     if len(rows) > 1 and len(fitting) != 1:
-        both = ", ".join(f"in {row.source} {explained(row)[0]}" for row in rows)
-        ours = ", or ".join(explained(row)[1] for row in rows)
-        raise NovaError(f"it has several meanings: {both}", where=entry.place, fix=f"write {ours}")
+        what, fix = ("; ".join(f"{row.source}: {explained(row)[part]}" for row in rows) for part in (0, 1))
+        raise NovaError(f"it has several meanings: {what}", where=entry.place, fix=fix)
     return fitting[0] if fitting else None
 
 
 def explained(row: Row) -> tuple[str, str]:
     """What a name means by a row, and what to write."""
     if isinstance(row, Alias):
-        return row.means, ", ".join(row.new)
-    return (row.reason, "nothing") if isinstance(row, Fixed) else (row.what, row.fix)
+        return row.means, f"write {', '.join(row.new)}"
+    return (row.reason, "leave it out") if isinstance(row, Fixed) else (row.what, row.fix)
 
 
 def projects_of(entries: Iterable[Entry], tree: type[Config]) -> frozenset[str]:
@@ -146,10 +145,10 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
                 implied[path] = (row, replace(entry, path=path, value=value))
     whole = {**{path: entry for path, (_, entry) in implied.items() if path not in found}, **found}
     refused += [
-        NovaError(row.otherwise, where=entry.place, fix=f"leave it out, or write {path}={value}")
+        NovaError(row.otherwise, where=entry.place, fix=f"leave it out, or write {path}={values[0]}")
         for row, entry in needed
-        for path, value in row.needs.items()
-        if path in whole and whole[path].value not in (None, value)
+        for path, values in row.needs.items()
+        if (whole[path].value if path in whole else None) not in values
     ]
     if refused:
         raise refused[0] if len(refused) == 1 else NovaErrors(refused)

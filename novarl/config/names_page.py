@@ -39,7 +39,7 @@ makes several updates of a rollout and replaces groups of equal rewards.
 """
 
 JOINT = (
-    ("epochs, steps_per_epoch", "steps", "rl", "kit", "their product"),
+    ("epochs, steps_per_epoch", "steps", "rl", "RLHF Systems Kit", "their product"),
     ("reward_funcs=[a.py:x, b.py:y]", "reward.x.source, reward.y.source", "rl, eval", "TRL", "a function, or several"),
     ("reward_weights=[1, 0.5]", "reward.x.weight, reward.y.weight", "rl, eval", "TRL", "in the order of reward_funcs"),
     ("adaptive_kl=true", "adaptive_kl.enabled=true", "rl", "NovaRL", "so with every section that has `enabled`"),

@@ -101,7 +101,7 @@ _ALIASES: tuple[Row, ...] = (
             implies={"kl.type": "reward"},
             note="with kl.type=reward unless you name one or write use_kl_loss",
         )
-        for old in ("init_kl_coef", "algo.kl.init_coef")
+        for old in ("algo.kl.init_coef",)
     ),
     *(
         Alias(
@@ -362,7 +362,7 @@ _HINTS: tuple[Row, ...] = (
         *(f"{part}_num_gpus_per_node" for part in ("ref", "actor", "critic", "reward")),
         *(f"{part}.num_gpus_per_node" for part in ("ref", "actor", "critic", "reward")),
         *("colocate_all_models", "colocate_actor_ref", "colocate_critic_reward", "train.colocate_all"),
-        *("train.colocate_actor_ref", "train.colocate_critic_reward"),
+        *("train.colocate_actor_ref", "train.colocate_critic_reward", "actor_init_on_gpu"),
         commands=_RL,
     ),
     *hinted(

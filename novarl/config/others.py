@@ -6,10 +6,6 @@ from __future__ import annotations
 from novarl.config.foreign import SEVERAL, TRAINING, Alias, Fixed, Hint, Row, never_at_minus_one, rows
 
 _CLIP = ("clip.low", "clip.high")
-_UPDATES = (
-    "TRL counts optimiser updates, and here a step is a rollout with updates_per_rollout of them: write {} instead, "
-    "which is that number divided by updates_per_rollout"
-)
 
 ROWS: tuple[Row, ...] = (
     *rows(SEVERAL, 1e-5, "optim.lr", "learning_rate", "lr"),
@@ -37,13 +33,18 @@ ROWS: tuple[Row, ...] = (
         for old in ("trainer.total_steps", "trainer.total_training_steps")
     ),
     *(
-        Alias(old, (new,), SEVERAL, 5, never_at_minus_one, needs=needs, note=note, otherwise=_UPDATES.format(new))
-        for new, old, needs, note in (
-            ("save_every", "trainer.save_freq", {}, ""),
-            ("eval_every", "trainer.test_freq", {}, ""),
-            ("save_every", "save_steps", {"updates_per_rollout": 1}, "for `rl` with one update a rollout"),
-            ("eval_every", "eval_steps", {"updates_per_rollout": 1}, "for `rl` with one update a rollout"),
+        Alias(
+            old,
+            (new,),
+            SEVERAL,
+            5,
+            never_at_minus_one,
+            needs={"updates_per_rollout": (1, None)},
+            note="for `rl` with one update a rollout",
+            otherwise=f"TRL counts optimiser updates in it, and OpenRLHF rollouts, as {new} does; they differ where a "
+            f"rollout has several updates: write {new} instead",
         )
+        for new, old in (("save_every", "save_steps"), ("eval_every", "eval_steps"))
     ),
     Alias(
         "attn_implementation",
@@ -54,6 +55,16 @@ ROWS: tuple[Row, ...] = (
         otherwise="write attn=auto, sdpa, flash or eager",
     ),
     Fixed("lora_dropout", (0, 0.0), SEVERAL, "adapters are trained without dropout", TRAINING),
+    Alias("cliprange", _CLIP, SEVERAL, 0.1),
+    *rows(SEVERAL, 0.3, "critic.clip", "cliprange_value"),
+    Alias(
+        "init_kl_coef",
+        ("kl.coef",),
+        SEVERAL,
+        0.1,
+        implies={"kl.type": "reward"},
+        note="with kl.type=reward unless you name one",
+    ),
     Alias("clip_range", _CLIP, "NovaRL", 0.2),
     Alias(
         "kl_coef",
@@ -74,13 +85,13 @@ ROWS: tuple[Row, ...] = (
         implies={"critic.shared": True},
         note="a weight beside the policy's loss is that of a shared trunk",
     ),
-    *rows("OpenRL", 5, "vine.samples", "num_mc_rollouts"),
-    *rows("OpenRL", 8, "vine.max_steps", "max_step_for_value_estimation"),
-    Alias("clip_ratio", _CLIP, "kit", 0.2),
+    *rows("VinePPO", 5, "vine.samples", "num_mc_rollouts"),
+    *rows("VinePPO", 8, "vine.max_steps", "max_step_for_value_estimation"),
+    Alias("clip_ratio", _CLIP, "RLHF Systems Kit", 0.2),
     Alias(
         "batch_size",
         ("prompts_per_rollout",),
-        "kit",
+        "RLHF Systems Kit",
         4,
         commands=("rl",),
         means="the prompts of a step",
@@ -101,8 +112,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Hint(
         "batch_size",
-        "the answers of a step",
-        "prompts_per_rollout = that number / responses_per_prompt",
+        "it counts the answers of a step",
+        "write prompts_per_rollout: that number divided by responses_per_prompt",
         "NanoRL",
         ("rl",),
     ),
@@ -115,6 +126,7 @@ ROWS: tuple[Row, ...] = (
         means="the rollouts of the whole run",
     ),
     *rows("VinePPO", 4, "responses_per_prompt", "num_rollouts_per_sample"),
+    *rows("VinePPO", True, "adv.whiten", "whiten_advantages"),
     Hint(
         "num_episodes_per_iteration",
         "VinePPO counts the answers of a step; prompts_per_rollout counts prompts",

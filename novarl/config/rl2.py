@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from novarl.config.foreign import ON_ROWS, TRAINING, Alias, Fixed, Row, hinted, later, off_at_zero, rows
+from novarl.config.foreign import (
+    ON_ROWS,
+    TRAINING,
+    Alias,
+    Fixed,
+    Row,
+    hinted,
+    later,
+    never_at_minus_one,
+    off_at_zero,
+    rows,
+)
 
 
 def _sections(new: str, *olds: str, leaves: Mapping[str, Any]) -> list[Alias]:
@@ -13,6 +24,12 @@ def _sections(new: str, *olds: str, leaves: Mapping[str, Any]) -> list[Alias]:
     return [
         Alias(f"{old}.{leaf}", (f"{new}.{leaf}",), "RL2", example) for old in olds for leaf, example in leaves.items()
     ]
+
+
+def _split_last(value: Any) -> Any:
+    """RL2 writes the split of a published data set before its name."""
+    split, at, name = str(value).partition("@")
+    return f"{name}@{split}" if at and "/" in name and "/" not in split and not name.startswith("/") else value
 
 
 def _lagrangian(value: Any) -> Any:
@@ -34,14 +51,19 @@ _CONSTRAINT = {
     "lagrangian_lr": 0.05,
     "constraint_violation_penalty": 5.0,
 }
+_TOKENS = "the loss is the mean over the tokens of all answers"
 _CURVES = {"cosine_with_min_lr": "cosine", "cosine": "cosine", "linear": "linear", "constant": "constant"}
 _CURVES |= {"constant_with_warmup": "constant"}
 
 ROWS: tuple[Row, ...] = (
-    *rows("RL2", "rows.jsonl", "data", "data.path", "data.train.path", "data.train_data_path", "train_data.path"),
-    *rows("RL2", "rows.jsonl", "data", "rollout.train.path"),
-    *rows("RL2", "held_out.jsonl", "eval.data", "data.test.path", "data.test_data_path", "test_data.path"),
-    *rows("RL2", "held_out.jsonl", "eval.data", "rollout.test.path"),
+    *(
+        Alias(old, (new,), "RL2", "train@org/rows", _split_last, note="`SPLIT@NAME` is `NAME@SPLIT` here")
+        for new, olds in (
+            ("data", ("data.path", "data.train.path", "data.train_data_path", "train_data.path", "rollout.train.path")),
+            ("eval.data", ("data.test.path", "data.test_data_path", "test_data.path", "rollout.test.path")),
+        )
+        for old in olds
+    ),
     *rows("RL2", "question", "prompt_key", "data.train.prompt_key", "train_data.prompt_key"),
     *rows("RL2", "question", "prompt_key", "rollout.train.prompt_key"),
     *rows("RL2", "chat", "messages_key", "data.train.messages_key", "train_data.messages_key"),
@@ -82,7 +104,7 @@ ROWS: tuple[Row, ...] = (
             2.0,
             off_at_zero,
             implies={"updates_per_rollout": 1},
-            needs={"updates_per_rollout": 1},
+            needs={"updates_per_rollout": (1,)},
             note="0 there is null here; with updates_per_rollout=1, the only number for which both mean the same",
             otherwise="RL2's tis_coef bounds pi / mu, pi being the policy as it is trained; correction.tis_max bounds "
             "pi_old / mu, pi_old being the policy before the step's first update. With several updates they differ",
@@ -101,7 +123,7 @@ ROWS: tuple[Row, ...] = (
     *rows("RL2", "reward", "kl.type", "actor.kl.type"),
     *rows("RL2", 0.01, "entropy.coef", "actor.entropy.coef"),
     *rows("RL2", "env.py", "rollout.env_path", "actor.rollout.env_path", "env_path"),
-    *rows("RL2", 3, "rollout.max_turns", "actor.rollout.max_turns", "max_turns"),
+    *rows("RL2", 3, "rollout.max_turns", "rollout.train.max_turns", "actor.rollout.max_turns", "max_turns"),
     *(
         Alias(f"rollout.{part}.{old}", (f"rollout.{new}",), "RL2", example)
         for part in ("train_sampling_params", "train.sampling_params")
@@ -141,6 +163,10 @@ ROWS: tuple[Row, ...] = (
     *rows("RL2", "tchebycheff", "multi_objective.method", "multi_objective.pareto_method"),
     *rows("RL2", 5, "save_every", "save_freq", "actor.save_freq"),
     *rows("RL2", 5, "eval_every", "test_freq"),
+    *(
+        Alias(old, (new,), "RL2", 5, never_at_minus_one, note="null, or verl's -1, is never")
+        for new, old in (("save_every", "trainer.save_freq"), ("eval_every", "trainer.test_freq"))
+    ),
     *rows("RL2", 2.0, "epochs", "trainer.n_epochs"),
     *rows("RL2", "runs/x", "run_dir", "trainer.save_dir"),
     *rows("RL2", "runs/x/checkpoints/step-000010", "resume", "trainer.load_ckpt_from"),
@@ -166,6 +192,7 @@ ROWS: tuple[Row, ...] = (
         "experiment trackers are not supported yet; metrics.jsonl and tb/ hold the curves",
         TRAINING,
     ),
+    Fixed("actor.avg_level", ("token",), "RL2", _TOKENS, ("sft",)),
     Fixed("trainer.eval_only", (False,), "RL2", "evaluation is a command: run novarl eval"),
     *(
         Fixed(

@@ -28,7 +28,7 @@ _ALIASES: tuple[Row, ...] = (
         ("steps",),
         "TRL",
         3,
-        needs={"updates_per_rollout": 1},
+        needs={"updates_per_rollout": (1, None)},
         note="for `rl` with one update a rollout: TRL counts updates, `steps` rollouts",
         otherwise="TRL counts optimiser updates, and here a step is a rollout with updates_per_rollout of them: write "
         "steps instead, which is that number divided by updates_per_rollout",
@@ -59,8 +59,6 @@ _ALIASES: tuple[Row, ...] = (
     Alias("epsilon", ("clip.low",), "TRL", 0.3, note="and clip.high, unless that is given"),
     *rows("TRL", 0.3, "clip.high", "epsilon_high"),
     *rows("TRL", 4.0, "clip.dual", "delta"),
-    Alias("cliprange", ("clip.low", "clip.high"), "TRL", 0.1),
-    *rows("TRL", 0.3, "critic.clip", "cliprange_value"),
     *rows("TRL", 2.0, "loss.tau_pos", "sapo_temperature_pos"),
     *rows("TRL", 2.0, "loss.tau_neg", "sapo_temperature_neg"),
     *rows("TRL", True, "loss.mask_truncated", "mask_truncated_completions"),
@@ -282,7 +280,7 @@ _HINTS: tuple[Row, ...] = (
         *(f"vllm_{name}" for name in ("server_base_url", "server_host", "server_port", "server_timeout", "group_port")),
         *("vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_structured_outputs_regex"),
         *("cache_implementation", "generation_kwargs", "ds3_gather_for_generation", "use_transformers_paged"),
-        *("use_transformers_continuous_batching", "transformers_continuous_batching_config", "use_cache"),
+        *("use_transformers_continuous_batching", "transformers_continuous_batching_config"),
         commands=_RL,
     ),
     *hinted(
@@ -334,6 +332,7 @@ _HINTS: tuple[Row, ...] = (
     *hinted("TRL", "each command does one thing: novarl rl trains, novarl eval evaluates", _OUT, "do_train", "do_eval"),
     *hinted("TRL", "each command does one thing: novarl rl trains, novarl eval evaluates", _OUT, "do_predict"),
     *hinted("TRL", "it has no settings", _OUT, "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+    *hinted("TRL", "a cache of keys and values is used where it helps", _OUT, "use_cache"),
     *hinted("TRL", "it has no settings", _OUT, "torch_compile_backend", "torch_compile_mode"),
     *hinted(
         "TRL",
@@ -489,7 +488,7 @@ _HINTS: tuple[Row, ...] = (
         "processes are started with torchrun, and need no settings",
         _OUT,
         *(f"ddp_{name}" for name in ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_graph")),
-        *("ddp_backend", "ddp_timeout", "accelerator_config", "local_rank", "debug"),
+        *("ddp_backend", "ddp_timeout", "accelerator_config", "local_rank", "debug", "ignore_bias_buffers"),
     ),
 )
 

@@ -89,7 +89,20 @@ _ALIASES: tuple[Row, ...] = (
         Alias(old, ("kl.type",), "verl", True, values={True: place}, otherwise="write kl.type", unset=(False,))
         for old, place in ((f"{_ACTOR}.use_kl_loss", "loss"), ("algorithm.use_kl_in_reward", "reward"))
     ),
-    *rows("verl", 0.1, "kl.coef", f"{_ACTOR}.kl_loss_coef", "algorithm.kl_ctrl.kl_coef"),
+    *(
+        Alias(
+            old,
+            ("kl.coef",),
+            "verl",
+            0.1,
+            needs={"kl.type": (place,)},
+            otherwise=f"verl uses it only with {switch}=true, which is kl.type={place} here",
+        )
+        for old, place, switch in (
+            (f"{_ACTOR}.kl_loss_coef", "loss", f"{_ACTOR}.use_kl_loss"),
+            ("algorithm.kl_ctrl.kl_coef", "reward", "algorithm.use_kl_in_reward"),
+        )
+    ),
     *(
         Alias(old, ("kl.estimator",), "verl", "low_var_kl", values=_ESTIMATORS, otherwise="write kl.estimator")
         for old in (f"{_ACTOR}.kl_loss_type", "algorithm.kl_penalty")
@@ -162,6 +175,13 @@ _FIXED: tuple[Row, ...] = (
 )
 
 _HINTS: tuple[Row, ...] = (
+    *hinted(
+        "verl",
+        "on_long says what a long row loses",
+        "leave it out, or write on_long",
+        "data.truncation",
+        commands=ON_ROWS,
+    ),
     *hinted("verl", "it is chat_template_kwargs", "write chat_template_kwargs", "data.apply_chat_template_kwargs"),
     *hinted(
         "verl",
@@ -267,6 +287,7 @@ _HINTS: tuple[Row, ...] = (
         *(f"critic.{name}" for name in ("ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu", "ppo_epochs")),
         *(f"critic.{name}" for name in ("forward_micro_batch_size", "forward_micro_batch_size_per_gpu", "shuffle")),
         *(f"critic.{name}" for name in ("ulysses_sequence_parallel_size", "grad_clip", "loss_agg_mode", "rollout_n")),
+        *("critic.data_loader_seed", "critic.profiler"),
         commands=_RL,
     ),
     *hinted(

@@ -62,9 +62,10 @@ CASES = [next(case for case in ALL if case[1] is alias) for alias in ALIASES if 
 def test_an_alias_sets_the_keys_it_stands_for(tree: type[Config], alias: Alias, changed: Callable[..., Config]) -> None:
     value = alias.values[alias.example] if alias.values else alias.example
     value = alias.convert(value) if alias.convert else value
-    by_alias = changed(tree, {alias.old: alias.example})
+    beside = {path: values[0] for path, values in alias.needs.items() if path in leaves(tree)}
+    by_alias = changed(tree, {alias.old: alias.example} | beside)
     set_by = dict(zip(alias.new, value, strict=True)) if alias.each else dict.fromkeys(alias.new, value)
-    assert by_alias == changed(tree, set_by | alias.implied(alias.example))
+    assert by_alias == changed(tree, set_by | alias.implied(alias.example) | beside)
     assert by_alias != changed(tree, {"task_options": {}} if "task_options" in alias.new[0] else {}), "an idle example"
 
 

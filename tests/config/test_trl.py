@@ -13,7 +13,7 @@ from novarl.cli import _fill, main
 from novarl.config.aliases import ALIASES, HINTS
 from novarl.config.base import Config
 from novarl.config.describe import describe
-from novarl.config.foreign import Alias, Hint
+from novarl.config.foreign import Alias
 from novarl.config.keys import keys
 from novarl.config.load import load
 from novarl.config.names import active, hints, meanings
@@ -76,7 +76,10 @@ def test_the_example_of_an_alias_resolves(tree: type[Config], alias: Alias) -> N
         if alias.new[0] == key or alias.new[0].startswith(f"{key}.")
         for word in words
     ]
-    beside = [word for word in beside if word.partition("=")[0] in {*keys(tree), "multi_objective.objectives"}]
+    needed = [f"{path}={values[0]}" for path, values in alias.needs.items()]
+    beside = [
+        word for word in [*beside, *needed] if word.partition("=")[0] in {*keys(tree), "multi_objective.objectives"}
+    ]
     preset: dict[str, Any] = {"model": "tiny"} if alias.new[0] != "model" else {}
     of_data = alias.new[0] == "data" or any(word.startswith(("data=", "task=")) for word in beside)
     if "task" in keys(tree) and not of_data:

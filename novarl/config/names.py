@@ -386,8 +386,9 @@ def _partner(entry: Entry, alias: Alias) -> Any:
 def _accept(entry: Entry, row: Fixed) -> dict[str, Any]:
     if isinstance(entry.value, bool) == isinstance(row.values[0], bool) and entry.value in row.values:
         return {}
-    fix = f"leave it out, or at {str(row.values[0]).lower()}"
-    raise NovaError(f"cannot be {entry.value!r:.60}: {row.reason}", where=entry.place, fix=fix)
+    given = str(entry.value).lower() if isinstance(entry.value, bool) else f"{entry.value!r:.60}"
+    fix = f"leave it out, or write {entry.path}={str(row.values[0]).lower()}"
+    raise NovaError(f"cannot be {given}: {row.reason}", where=entry.place, fix=fix)
 
 
 def _unknown(entry: Entry, tree: type[Config]) -> NovaError:

@@ -12,7 +12,7 @@ from typing import Any
 from novarl.config.aliases import ALIASES, FIXED, HINTS, KL_PLACES, ROWS, VALUES
 from novarl.config.base import Config
 from novarl.config.files import dump
-from novarl.config.foreign import Alias, Row
+from novarl.config.foreign import Alias, Fixed, Row
 from novarl.config.keys import Key, keys, sections
 from novarl.config.names import explained, meanings
 from novarl.config.tree import TREES
@@ -28,8 +28,10 @@ A configuration is a YAML, TOML or JSON file, then `key=value` pairs, later ones
     novarl rl configs/sort.yaml steps=40 optim.lr=1e-3 adv.norm_std=true
 
 Lists and mappings are written in brackets (`rollout.stop='[END, STOP]'`), nothing as `null`. On the command line
-`--ema-beta 0.5` and `--ema-beta=0.5` are read as `ema_beta=0.5`. YAML is read by the core schema of YAML 1.2: `1e-5` is
-a number; `no`, `on` and `2024-01-01` are text. A file may name the command it is for: `kind: rl`.
+`--ema-beta 0.5` and `--ema-beta=0.5` are read as `ema_beta=0.5`, `--compile` as `compile=true`, `--no-compile` as
+`compile=false`, `--rollout.stop END STOP` as a list, and `--config FILE` as the file. How many words a flag takes depends
+on its key: one that is true or false takes no other word. YAML is read by the core schema of YAML 1.2: `1e-5` is a
+number; `no`, `on` and `2024-01-01` are text. A file may name the command it is for: `kind: rl`.
 """
 
 TRL = """\
@@ -112,10 +114,10 @@ def page() -> str:
             ((_code(key), _code(old), _code(new)) for key, row in VALUES.items() for old, new in row.items()),
         ),
         "## Accepted at one value only\n",
-        "They say what NovaRL does anyway; any other value is refused.\n",
+        "They say what NovaRL does anyway, and any other value is refused.\n",
         _table(
             ("name", "value", "for", "from", "why"),
-            ((_code(f.old), _code(_text(f.values[0])), ", ".join(f.commands), f.source, f.reason) for f in FIXED),
+            ((_code(f.old), _accepted(f), ", ".join(f.commands), f.source, f.reason) for f in FIXED),
         ),
         "## Refused, with what to do instead\n",
         "They have no partner here, or mean something else there. So is every key within a name.\n",
@@ -145,6 +147,11 @@ def key_lines(tree: type[Config]) -> str:
 def _row(key: Key) -> tuple[str, str, str, str]:
     default = "required" if key.required else _code(_text(key.default))
     return _code(key.path), default, key.values, key.meaning
+
+
+def _accepted(row: Fixed) -> str:
+    """The values that a name is accepted at; 0 and 0.0 are one."""
+    return ", ".join(dict.fromkeys(_code(_text(value)) for value in dict.fromkeys(row.values)))
 
 
 def _commands(row: Row) -> str:

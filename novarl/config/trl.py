@@ -150,11 +150,7 @@ _FIXED: tuple[Row, ...] = (
     Fixed("assistant_only_loss", (True,), "TRL", _ANSWERS_ONLY, ("sft",)),
     Fixed("completion_only_loss", (True,), "TRL", _ANSWERS_ONLY, ("sft",)),
     Fixed(
-        "packing",
-        (False,),
-        "TRL",
-        "rows are always packed and never see each other, and batch_size counts rows, not packs",
-        ("sft",),
+        "packing", (True, False), "TRL", "rows are always packed and never see each other; a batch is of rows", ("sft",)
     ),
     Fixed("top_entropy_quantile", (1, 1.0), "TRL", "every token of an answer is learnt from"),
     Fixed("multi_objective_aggregation", ("sum_then_normalize",), "TRL", "rewards are summed, then compared"),

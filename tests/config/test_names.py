@@ -100,7 +100,7 @@ def test_a_fixed_name_changes_nothing_and_takes_nothing_else(row: Fixed) -> None
         plain = load(tree, overrides=["task=sort"])
         for value in row.values:
             assert load(tree, preset={"task": "sort", row.old: value}) == plain
-        for other in (0.5, not row.values[0], "other"):
+        for other in {0.5, not row.values[0], "other"} - set(row.values):
             with pytest.raises(NovaError, match=r"cannot be"):
                 load(tree, preset={"task": "sort", row.old: other})
 

@@ -370,7 +370,7 @@ CASES: list[tuple[type[Config], str, str, Mapping[str, Any]]] = [
         SFTConfig,
         "TRL",
         "--model_name_or_path org/Qwen --dataset_name org/Capybara --learning_rate 2e-4 --num_train_epochs 1.0 "
-        "--gradient_checkpointing --lora_r 32 --lora_alpha 16.0 --lora_target_modules q_proj v_proj --output_dir out",
+        "--gradient_checkpointing --packing --lora_r 32 --lora_alpha 16.0 --lora_target_modules q_proj v_proj --output_dir out",
         {
             **{"model": "org/Qwen", "data": "org/Capybara", "optim.lr": 2e-4, "epochs": 1.0, "lora.rank": 32},
             **{"lora.target": ("q_proj", "v_proj"), "run_dir": "out", "micro.gradient_checkpointing": True},
@@ -416,7 +416,8 @@ def test_a_projects_own_command_line(tree: type[Config], project: str, line: str
         (RLConfig, ["trainer.experiment_name=3"], "must be text, got 3"),
         (RLConfig, ["trainer.save_dir=ckpts/${trainer.experiment_name}"], "stands for the value of another key"),
         (RLConfig, ["actor.dtype=${ref_actor.dtype}"], "write the value itself"),
-        (SFTConfig, ["packing=true"], "rows are always packed"),
+        (SFTConfig, ["packing=7"], "rows are always packed"),
+        (SFTConfig, ["load_in_4bit=true"], "cannot be true: quantised training is not supported yet"),
         (SFTConfig, ["data.test.max_length=3"], "held-out rows are read and cut as those of training"),
         (DPOConfig, ["loss_type=[sigmoid, sft]"], "must be 'sigmoid'"),
     ],

@@ -279,7 +279,10 @@ def test_ends_while_libraries_are_being_mapped_are_clean() -> None:
             "--learning_rate 1e-4 --kl_coef 0 --seed 1 --device cpu",
             "steps=12 prompts_per_rollout=2 rollout.max_tokens=10 optim.lr=1e-4 kl.coef=0 seed=1 device=cpu",
         ),
-        ("--epochs 1 run_dir=runs/x", "steps=8 prompts_per_rollout=4 max_new_tokens=15 kl_coef=0.1 seed=42 run_dir=runs/x"),
+        (
+            "--epochs 1 run_dir=runs/x",
+            "steps=8 prompts_per_rollout=4 max_new_tokens=15 kl_coef=0.1 seed=42 run_dir=runs/x",
+        ),
     ],
 )
 def test_train_py_takes_the_kits_flags(

@@ -370,7 +370,8 @@ CASES: list[tuple[type[Config], str, str, Mapping[str, Any]]] = [
         SFTConfig,
         "TRL",
         "--model_name_or_path org/Qwen --dataset_name org/Capybara --learning_rate 2e-4 --num_train_epochs 1.0 "
-        "--gradient_checkpointing --packing --lora_r 32 --lora_alpha 16.0 --lora_target_modules q_proj v_proj --output_dir out",
+        "--gradient_checkpointing --packing --lora_r 32 --lora_alpha 16.0 "
+        "--lora_target_modules q_proj v_proj --output_dir out",
         {
             **{"model": "org/Qwen", "data": "org/Capybara", "optim.lr": 2e-4, "epochs": 1.0, "lora.rank": 32},
             **{"lora.target": ("q_proj", "v_proj"), "run_dir": "out", "micro.gradient_checkpointing": True},

@@ -37,7 +37,9 @@ COMMANDS: dict[str, str] = {
 
 GRAMMAR = """\
 CONFIG is a YAML, TOML or JSON file; key=value pairs change it, and later ones win: steps=100 optim.lr=1e-5.
-`--some-key value` is read as some_key=value. docs/names.md lists every key, and the names that are known elsewhere.
+`--some-key value` is read as some_key=value; `--some-key` alone as true, `--no-some-key` as false, and
+`--some-key a b` as a list where the key takes one; `--config FILE` names the file.
+docs/names.md lists every key, and the names that other projects have for them.
 """
 
 EXAMPLES = """
@@ -168,7 +170,7 @@ def _explain(rest: list[str]) -> None:
     from novarl.config.tree import TREES
 
     named = rest.pop(0) if rest and rest[0] in TREES else None
-    path, overrides = _arguments(rest)
+    path, overrides = _arguments(rest, named or "rl")
     stated = [("command line", word.removeprefix("kind=")) for word in overrides if word.startswith("kind=")]
     if path and (of_file := peek_kind(path)):
         stated.insert(0, (path, of_file))
@@ -216,32 +218,16 @@ def _load(kind: str, rest: list[str], preset: Mapping[str, Any] | None = None) -
     from novarl.config.load import load
     from novarl.config.tree import TREES
 
-    path, overrides = _arguments(rest)
+    path, overrides = _arguments(rest, kind)
     return load(TREES[kind], path, overrides, preset=preset)
 
 
-def _arguments(words: list[str]) -> tuple[str | None, list[str]]:
+def _arguments(words: list[str], kind: str) -> tuple[str | None, list[str]]:
     """The configuration file, if any, and the overrides, with `--some-key value` turned into `some_key=value`."""
-    from novarl.config.load import OVERRIDE
+    from novarl.config.flags import arguments
+    from novarl.config.tree import TREES
 
-    path: str | None = None
-    overrides: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            given = value if equals else next(rest, None)
-            if given is None:
-                raise NovaError(f"{word[:60]} has no value", where="command line", fix=f"write {word[2:62]}=value")
-            overrides.append(f"{name.replace('-', '_')}={given}")
-        elif OVERRIDE.fullmatch(word):
-            overrides.append(word)
-        elif path is None:
-            path = word
-        else:
-            what = f"expected key=value, got {word[:60]!r}: the configuration is already {path[:60]}"
-            raise NovaError(what, where="command line", fix="write one file, then key=value pairs")
-    return path, overrides
+    return arguments(words, TREES[kind])
 
 
 def _fill(config: Config) -> Config:

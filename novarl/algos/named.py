@@ -41,6 +41,8 @@ CLIPS: dict[str, tuple[float, float]] = {
     "cispo": (1.0, 4.0),
 }
 """`clip_low`, `clip_high` of the surrogates as published; those of ppo_clip for the others."""
+CLIP_DUAL = 3.0
+"""`clip_dual` of dual_clip as published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from novarl.algos.named import RATIO, TEMPORAL, Algorithm
+from novarl.algos.named import CLIP_DUAL, RATIO, TEMPORAL, Algorithm
 from novarl.build.coefficients import ADAPTIVE_KEYS, kl_controller
 from novarl.build.merge import READERS
 from novarl.build.resolve import WEIGHT_MAX, RLPlan, resolve_rl
@@ -33,6 +33,8 @@ def decided_rl(config: RLConfig) -> dict[str, Any]:
     }
     if row.surrogate in RATIO and row.surrogate != "sapo":
         values |= {"clip.low": row.clip_low, "clip.high": row.clip_high}
+    if row.surrogate == "dual_clip":
+        values["clip.dual"] = config.clip.dual or CLIP_DUAL
     if plan.correction is not None:
         values["correction.type"] = plan.correction
     if plan.correction in ("token", "sequence"):

@@ -47,6 +47,7 @@ def merge(row: Algorithm, config: RLConfig) -> Algorithm:
         changes |= _merge_kl(row, config)
     merged = _adapted(replace(row, **changes), config)
     _check_credit(merged, config)
+    _check_surrogate(merged, config)
     _check_kl(merged, config)
     _check_entropy(merged, config)
     return merged
@@ -104,6 +105,8 @@ def _merge_credit(row: Algorithm, config: RLConfig) -> dict[str, Any]:
 def _merge_surrogate(row: Algorithm, config: RLConfig) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     surrogate = config.loss.surrogate or row.surrogate
+    if config.clip.dual is not None and config.loss.surrogate is None and row.surrogate == "ppo_clip":
+        changes["surrogate"] = "dual_clip"
     if surrogate != row.surrogate:
         low, high = CLIPS.get(surrogate, CLIPS["ppo_clip"])
         changes |= {"surrogate": surrogate, "clip_low": low, "clip_high": high}
@@ -203,6 +206,27 @@ def _check_credit(merged: Algorithm, config: RLConfig) -> None:
     ):
         if not used and getattr(config, section) != type(getattr(config, section))():
             raise NovaError(f"algo={merged.name} has nothing that would read it", where=section, fix=fix)
+
+
+def _check_surrogate(merged: Algorithm, config: RLConfig) -> None:
+    dual, loss = config.clip.dual, config.loss
+    for key, given, reader in (
+        ("clip.dual", dual is not None, "dual_clip"),
+        ("loss.tau_pos", loss.tau_pos != type(loss).model_fields["tau_pos"].default, "sapo"),
+        ("loss.tau_neg", loss.tau_neg != type(loss).model_fields["tau_neg"].default, "sapo"),
+    ):
+        if given and merged.surrogate != reader:
+            raise NovaError(
+                f"loss.surrogate={merged.surrogate} does not read it",
+                where=key,
+                fix=f"use loss.surrogate={reader}, or leave it out",
+            )
+    if dual is not None and dual < 1.0 + merged.clip_high:
+        raise NovaError(
+            f"{dual:g} is below 1 + clip.high = {1.0 + merged.clip_high:g}, where the ratio is clipped already",
+            where="clip.dual",
+            fix="write a larger one, such as 3",
+        )
 
 
 def _check_entropy(merged: Algorithm, config: RLConfig) -> None:

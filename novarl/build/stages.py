@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from novarl.algos import off_policy, surrogates
+from novarl.algos.named import CLIP_DUAL
 from novarl.build.govern import build_governor, build_guard
 from novarl.build.own import is_own, own_estimator, own_surrogate
 from novarl.build.references import open_reference
@@ -76,6 +77,7 @@ def online_stages(run: Online) -> Stages:
         epochs_per_rollout=config.epochs_per_rollout,
         seed=config.seed,
         frozen_steps=config.critic.warmup_steps,
+        mask_truncated=config.loss.mask_truncated,
     )
 
 
@@ -111,10 +113,15 @@ def _surrogate(config: RLConfig, plan: RLPlan) -> Surrogate:
         given = config.clip.low is not None or config.clip.high is not None
         return own_surrogate(row.surrogate, clip_low=row.clip_low, clip_high=row.clip_high, clip_given=given)
     function = getattr(surrogates, row.surrogate)
-    if row.surrogate in ("ppo_clip", "dual_clip", "gspo", "cispo"):
-        return partial(function, clip_low=row.clip_low, clip_high=row.clip_high)
-    chosen: Surrogate = function
-    return chosen
+    bounds = {"clip_low": row.clip_low, "clip_high": row.clip_high}
+    options = {
+        "ppo_clip": bounds,
+        "dual_clip": {**bounds, "clip_dual": config.clip.dual or CLIP_DUAL},
+        "gspo": bounds,
+        "cispo": bounds,
+        "sapo": {"tau_pos": config.loss.tau_pos, "tau_neg": config.loss.tau_neg},
+    }
+    return partial(function, **options.get(row.surrogate, {}))
 
 
 def _correction(config: RLConfig, plan: RLPlan) -> Correction | None:

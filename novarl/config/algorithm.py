@@ -150,6 +150,9 @@ class Clip(Node):
     """null: the algorithm's."""
     high: Above0 | None = None
     """null: the algorithm's."""
+    dual: Annotated[float, Field(gt=1.0)] | None = None
+    """loss.surrogate=dual_clip: the largest ratio that counts where the advantage is negative, at least 1 + high; null:
+    3. A number turns ppo_clip into dual_clip."""
 
 
 class Correction(Node):
@@ -281,6 +284,13 @@ class Loss(Node):
     agg: AggregationName | None = None
     """token: mean over tokens; sequence: mean over answers of their mean; constant: sum over a fixed number;
     null: the algorithm's."""
+    tau_pos: Above0 = 1.0
+    """surrogate=sapo: the temperature of the gate where the advantage is positive; larger closes it faster."""
+    tau_neg: Above0 = 1.05
+    """surrogate=sapo: the temperature of the gate elsewhere."""
+    mask_truncated: bool = False
+    """Leave answers that a limit cut off out of the loss, and out of the means that it is made of. Their rewards still
+    count in the baselines and deviations of the other answers' advantages."""
 
 
 class DynamicSampling(Node):

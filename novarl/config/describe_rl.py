@@ -152,7 +152,9 @@ def _loss(config: RLConfig) -> str:
     fixed = config.entropy.target is None and config.entropy.coef
     bonus = f"; {config.entropy.coef:g} x entropy as a bonus" if fixed else ""
     mean = f"; {MEANS[config.loss.agg]}" if config.loss.agg else ""
-    return f"Loss: {surrogate}{clip}{bonus}{mean}."
+    dual = f", and at most {config.clip.dual:g} where the advantage is negative" if config.clip.dual else ""
+    cut = "; answers cut off by a limit are left out" if config.loss.mask_truncated else ""
+    return f"Loss: {surrogate}{clip}{dual}{bonus}{mean}{cut}."
 
 
 def _correction(config: RLConfig) -> str | None:

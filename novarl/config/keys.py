@@ -83,7 +83,7 @@ def is_key(path: str, tree: type[Node]) -> bool:
 def is_open(path: str, tree: type[Node]) -> bool:
     """Whether the user names the keys within `path`: `reward`, and everything below it."""
     known = keys(tree)
-    return any(above in known and known[above].open for above in _upwards(path))
+    return any(above in known and known[above].open for above in upwards(path))
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
@@ -110,7 +110,7 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     return " or ".join(found[:3]) or None
 
 
-def _upwards(path: str) -> Iterator[str]:
+def upwards(path: str) -> Iterator[str]:
     """The path itself, and every one that it lies within."""
     while path:
         yield path

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from novarl.config.aliases import (
-    ALIASES,
     DIRECTIONS,
-    FIXED,
-    HINTS,
     KL_PLACES,
-    LATER,
     OBJECTIVE_NAMES,
+    READ_TOGETHER,
+    ROWS,
+    RUN_NAMES,
     VALUES,
 )
 from novarl.config.base import Config
-from novarl.config.foreign import Alias, Fixed, Hint
-from novarl.config.keys import is_key, keys, nearest, sections
+from novarl.config.foreign import NULL_COUNTS, SEVERAL, Alias, Fixed, Hint, Row
+from novarl.config.keys import is_key, keys, nearest, sections, upwards
 from novarl.config.parts import rewards_by_name
 from novarl.config.tree import TREES
 from novarl.core.errors import NovaError, NovaErrors
 
+Kind = TypeVar("Kind", Alias, Fixed, Hint)
+
+_REFERS = re.compile(r"\$\{\w+(\.\w+)+\}")
+"""OmegaConf's way to name another key in a value."""
 _OBJECTIVES, _WEIGHTS = "multi_objective.objectives", "multi_objective.objective_weights"
 
 
@@ -45,23 +50,72 @@ class Entry:
 
 
 @cache
+def meanings(tree: type[Config]) -> dict[str, tuple[Row, ...]]:
+    """The rows of one kind of run by name: one, or one of each project in which the name means something else."""
+    own = keys(tree)
+    found: dict[str, tuple[Row, ...]] = {}
+    for row in ROWS:
+        leads = all(is_key(new, tree) for new in row.new) if isinstance(row, Alias) else True
+        if row.old not in own and leads and (not row.commands or tree.kind in row.commands):
+            found[row.old] = (*found.get(row.old, ()), row)
+    return found
+
+
 def active(tree: type[Config]) -> dict[str, Alias]:
-    """The aliases of one kind of run, by their old name."""
-    mine = keys(tree)
-    meant = [a for a in ALIASES if not a.commands or tree.kind in a.commands]
-    return {a.old: a for a in meant if a.old not in mine and all(is_key(new, tree) for new in a.new)}
+    """The aliases of one kind of run that have one meaning, by their old name."""
+    return _only(tree, Alias)
 
 
-@cache
 def fixed(tree: type[Config]) -> dict[str, Fixed]:
-    """The rows of FIXED of one kind of run."""
-    return {row.old: row for row in FIXED if tree.kind in row.commands}
+    """The names of one kind of run that are accepted at one value."""
+    return _only(tree, Fixed)
+
+
+def hints(tree: type[Config]) -> dict[str, Hint]:
+    """The names of one kind of run that are refused."""
+    return _only(tree, Hint)
 
 
 @cache
-def hints(tree: type[Config]) -> dict[str, Hint]:
-    """The rows of HINTS of one kind of run."""
-    return {row.old: row for row in HINTS if tree.kind in row.commands}
+def _only(tree: type[Config], kind: type[Kind]) -> dict[str, Kind]:
+    return {old: rows[0] for old, rows in meanings(tree).items() if len(rows) == 1 and isinstance(rows[0], kind)}
+
+
+def rows_of(name: str, tree: type[Config]) -> tuple[Row, ...]:
+    """The rows that speak of a name: its own, or the hint about what it lies within."""
+    known = meanings(tree)
+    around = (known[path] for path in upwards(name) if path in known)
+    found = next(around, ())
+    return found if name in known or isinstance(next(iter(found), None), Hint) else ()
+
+
+def meant(entry: Entry, tree: type[Config], projects: Iterable[str]) -> Row | None:
+    """The row of an entry, None for a name of ours or an unknown one. NovaError for a name that means something else in
+    another project, unless the other names show whose it is."""
+    if entry.path in keys(tree):
+        return None
+    rows = rows_of(entry.path, tree)
+    fitting = [row for row in rows if row.source in projects] if len(rows) > 1 else rows
+    if len(rows) > 1 and len(fitting) != 1:
+        what, fix = ("; ".join(f"{row.source}: {explained(row)[part]}" for row in rows) for part in (0, 1))
+        raise NovaError(f"it has several meanings: {what}", where=entry.place, fix=fix)
+    return fitting[0] if fitting else None
+
+
+def explained(row: Row) -> tuple[str, str]:
+    """What a name means by a row, and what to write."""
+    if isinstance(row, Alias):
+        return row.means, f"write {', '.join(row.new)}"
+    return (row.reason, "leave it out") if isinstance(row, Fixed) else (row.what, row.fix)
+
+
+def projects_of(entries: Iterable[Entry], tree: type[Config]) -> frozenset[str]:
+    """The projects that have names which no other project and no command of ours has."""
+    found = {READ_TOGETHER.get(entry.path) for entry in entries if entry.path not in keys(tree)}
+    for entry in entries:
+        rows = () if entry.path in keys(tree) else rows_of(entry.path, tree)
+        found |= {row.source for row in rows if len(rows) == 1}
+    return frozenset(name for name in found if name and name != SEVERAL)
 
 
 def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
@@ -69,13 +123,15 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
     What cannot be is said of every entry at once."""
     found: dict[str, Entry] = {}
     implied: dict[str, tuple[Alias, Entry]] = {}
+    needed: list[tuple[Alias, Entry]] = []
     refused: list[NovaError] = []
+    projects = projects_of(entries, tree)
     for entry in join(entries, tree):
-        alias = active(tree).get(entry.given)
-        if _is_unset(entry, alias or fixed(tree).get(entry.given) or hints(tree).get(entry.given)):
-            continue
         try:
-            translated = translate(entry, tree)
+            if _is_unset(entry, tree):
+                continue
+            row = meant(entry, tree, projects)
+            translated = translate(entry, row, tree)
         except NovaError as error:
             refused.append(error)
             continue
@@ -83,24 +139,43 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
             _add(found, replace(entry, path=path, value=value))
             # What an earlier value implied, this one may not.
             implied = {to: (by, old) for to, (by, old) in implied.items() if path not in by.new or by.still(to, value)}
-        if alias is not None:
-            for path, value in alias.implied(entry.value).items():
-                implied[path] = (alias, replace(entry, path=path, value=value))
+        if isinstance(row, Alias):
+            needed += [(row, entry)] if row.needs and any(translated.values()) else []
+            for path, value in row.implied(entry.value).items():
+                implied[path] = (row, replace(entry, path=path, value=value))
+    whole = {**{path: entry for path, (_, entry) in implied.items() if path not in found}, **found}
+    refused += [
+        NovaError(row.otherwise, where=entry.place, fix=f"leave it out, or write {path}={values[0]}")
+        for row, entry in needed
+        for path, values in row.needs.items()
+        if (whole[path].value if path in whole else None) not in values
+    ]
     if refused:
         raise refused[0] if len(refused) == 1 else NovaErrors(refused)
-    return {**{path: entry for path, (_, entry) in implied.items() if path not in found}, **found}
+    return whole
 
 
-def _is_unset(entry: Entry, row: Alias | Fixed | Hint | None) -> bool:
-    """Whether a name of a row says what saying nothing does, as in the dumps of TRL's settings."""
-    if row is None:
-        return False
-    return (entry.value is None and row.source == "TRL") or (isinstance(row, Alias) and entry.value in row.unset)
+def _is_unset(entry: Entry, tree: type[Config]) -> bool:
+    """Whether a name says what saying nothing does, as in a list of all of a project's settings."""
+    rows = () if entry.path in keys(tree) else rows_of(entry.path, tree)
+    if not rows or entry.value is not None:
+        return bool(rows) and all(isinstance(row, Alias) and entry.value in row.unset for row in rows)
+    takes_null = isinstance(rows[0], Alias) and keys(tree)[rows[0].new[0]].values.endswith("or null")
+    return len(rows) > 1 or rows[0].source not in NULL_COUNTS or not takes_null
 
 
-def translate(entry: Entry, tree: type[Config]) -> dict[str, Any]:
-    """What an entry sets, under our own names. NovaError for a name that nobody knows."""
+def translate(entry: Entry, row: Row | None, tree: type[Config]) -> dict[str, Any]:
+    """What an entry sets, under our own names. NovaError for a name that is refused, or that nobody knows."""
     name, value = entry.path, entry.value
+    if isinstance(value, str) and (refers := _REFERS.search(value)):
+        what = f"{refers[0]:.60} stands for the value of another key, and is not resolved here"
+        raise NovaError(what, where=entry.place, fix="write the value itself")
+    if isinstance(row, Fixed):
+        return _accept(entry, row)
+    if isinstance(row, Hint):
+        raise NovaError(row.what, where=entry.place, fix=row.fix)
+    if isinstance(row, Alias):
+        return {new: _value(new, part) for new, part in _partners(entry, row).items()}
     if name in sections(tree):
         if isinstance(value, bool) and is_key(f"{name}.enabled", tree):
             return {f"{name}.enabled": value}
@@ -108,19 +183,15 @@ def translate(entry: Entry, tree: type[Config]) -> dict[str, Any]:
             raise NovaError("this is a section, not a value", where=entry.place, fix=f"write {name}.key: value")
         return {}
     if not is_key(name, tree):
-        if name in fixed(tree):
-            return _accept(entry, fixed(tree)[name])
-        alias = active(tree).get(name)
-        if alias is None:
-            raise _unknown(entry, tree)
-        value = _partner(entry, alias)
-        return {new: _value(new, value) for new in alias.new}
+        raise _unknown(entry, tree)
     return {name: _value(name, value)}
 
 
 def join(entries: list[Entry], tree: type[Config]) -> list[Entry]:
     """Resolve names that mean something only together: TRL's reward functions and their weights, `epochs` and
-    `steps_per_epoch`, RL2's two KL estimators, its list of objectives and their weights."""
+    `steps_per_epoch`, RL2's two KL estimators, its list of objectives and their weights, the names of a run."""
+    if "run_dir" in keys(tree):
+        entries = _join_run_dir(entries, tree)
     if "reward" in keys(tree):
         entries = _join_rewards(entries)
     if "algo" not in keys(tree):
@@ -145,6 +216,23 @@ def join(entries: list[Entry], tree: type[Config]) -> list[Entry]:
             if e.path not in ("epochs", "steps_per_epoch") or e is per_epoch
         ]
     return _join_objectives(_join_kl(entries))
+
+
+def _join_run_dir(entries: list[Entry], tree: type[Config]) -> list[Entry]:
+    """The project and the name of a run as its directory, unless that is given: `runs/PROJECT/EXPERIMENT`."""
+    named = {RUN_NAMES[e.path]: e for e in entries if e.path in RUN_NAMES and e.value is not None}
+    entries = [entry for entry in entries if entry.path not in RUN_NAMES]
+    aliases = active(tree)
+    if not named or any("run_dir" in (e.path, *(aliases[e.path].new if e.path in aliases else ())) for e in entries):
+        return entries
+    if "experiment" not in named:
+        fix = "write trainer.experiment_name too, or run_dir"
+        raise NovaError("a project holds several runs, and this one has no name", where=named["project"].place, fix=fix)
+    for entry in named.values():
+        if not isinstance(entry.value, str) or _REFERS.search(entry.value):
+            raise NovaError(f"must be text, got {entry.value!r:.60}", where=entry.place, fix="write a name")
+    parts = [named[part].value for part in ("project", "experiment") if part in named]
+    return [*entries, replace(named["experiment"], path="run_dir", value="/".join(["runs", *parts]))]
 
 
 def _join_rewards(entries: list[Entry]) -> list[Entry]:
@@ -270,6 +358,16 @@ def _value(path: str, value: Any) -> Any:
     return VALUES.get(path, {}).get(value, value)
 
 
+def _partners(entry: Entry, alias: Alias) -> dict[str, Any]:
+    """By our keys, what an alias's value is here."""
+    if not alias.each:
+        return dict.fromkeys(alias.new, _partner(entry, alias))
+    if not isinstance(entry.value, list) or len(entry.value) != len(alias.new):
+        what = f"must be {len(alias.new)} values, got {entry.value!r:.60}"
+        raise NovaError(what, where=entry.place, fix=f"write {alias.old}={alias.example}, or others")
+    return dict(zip(alias.new, entry.value, strict=True))
+
+
 def _partner(entry: Entry, alias: Alias) -> Any:
     """What an alias's value is here."""
     if alias.convert:
@@ -288,17 +386,13 @@ def _partner(entry: Entry, alias: Alias) -> Any:
 def _accept(entry: Entry, row: Fixed) -> dict[str, Any]:
     if isinstance(entry.value, bool) == isinstance(row.values[0], bool) and entry.value in row.values:
         return {}
-    fix = f"leave it out, or at {str(row.values[0]).lower()}"
-    raise NovaError(f"cannot be {entry.value!r:.60}: {row.reason}", where=entry.place, fix=fix)
+    given = str(entry.value).lower() if isinstance(entry.value, bool) else f"{entry.value!r:.60}"
+    fix = f"leave it out, or write {entry.path}={str(row.values[0]).lower()}"
+    raise NovaError(f"cannot be {given}: {row.reason}", where=entry.place, fix=fix)
 
 
 def _unknown(entry: Entry, tree: type[Config]) -> NovaError:
     name = entry.path
-    if name in hints(tree):
-        return NovaError(hints(tree)[name].what, where=entry.place, fix=hints(tree)[name].fix)
-    for prefix, feature in LATER.items():
-        if name == prefix or name.startswith(f"{prefix}."):
-            return NovaError(f"this arrives with {feature}", where=entry.place, fix="leave it out")
     around = next((path for path in keys(tree) if name.startswith(f"{path}.")), None)
     if around:
         return NovaError(
@@ -307,9 +401,13 @@ def _unknown(entry: Entry, tree: type[Config]) -> NovaError:
     within = nearest(name, [path for path in keys(tree) if path.endswith(f".{name}")])
     if within:
         return NovaError("unknown key", where=entry.place, fix=f"did you mean {within}?")
-    if elsewhere := [kind for kind, other in TREES.items() if name in keys(other) or name in active(other)]:
+    if elsewhere := [kind for kind, other in TREES.items() if name in keys(other) or _has_alias(name, other)]:
         fix = f"it is for novarl {', '.join(elsewhere)}: leave it out"
         return NovaError("unknown key", where=entry.place, fix=fix)
     near = nearest(name, [*keys(tree), *sections(tree)]) or nearest(name, [*active(tree), *fixed(tree)])
     fix = f"did you mean {near}?" if near else "docs/names.md lists every key"
     return NovaError("unknown key", where=entry.place, fix=fix)
+
+
+def _has_alias(name: str, tree: type[Config]) -> bool:
+    return any(isinstance(row, Alias) for row in meanings(tree).get(name, ()))

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from novarl.config.aliases import ALIASES, FIXED, HINTS, KL_PLACES, LATER, VALUES
+from novarl.config.aliases import ALIASES, FIXED, HINTS, KL_PLACES, ROWS, VALUES
 from novarl.config.base import Config
 from novarl.config.files import dump
-from novarl.config.foreign import Alias
+from novarl.config.foreign import Alias, Fixed, Row
 from novarl.config.keys import Key, keys, sections
-from novarl.config.names import active
+from novarl.config.names import explained, meanings
 from novarl.config.tree import TREES
 
 INTRO = """\
@@ -28,8 +28,10 @@ A configuration is a YAML, TOML or JSON file, then `key=value` pairs, later ones
     novarl rl configs/sort.yaml steps=40 optim.lr=1e-3 adv.norm_std=true
 
 Lists and mappings are written in brackets (`rollout.stop='[END, STOP]'`), nothing as `null`. On the command line
-`--ema-beta 0.5` and `--ema-beta=0.5` are read as `ema_beta=0.5`. YAML is read by the core schema of YAML 1.2: `1e-5` is
-a number; `no`, `on` and `2024-01-01` are text. A file may name the command it is for: `kind: rl`.
+`--ema-beta 0.5` and `--ema-beta=0.5` are read as `ema_beta=0.5`, `--compile` as `compile=true`, `--no-compile` as
+`compile=false`, `--rollout.stop END STOP` as a list, and `--config FILE` as the file. How many words a flag takes
+depends on its key: one that is true or false takes no other word. YAML is read by the core schema of YAML 1.2: `1e-5` is a
+number; `no`, `on` and `2024-01-01` are text. A file may name the command it is for: `kind: rl`.
 """
 
 TRL = """\
@@ -39,10 +41,17 @@ makes several updates of a rollout and replaces groups of equal rewards.
 """
 
 JOINT = (
-    ("epochs, steps_per_epoch", "steps", "rl", "kit", "their product"),
+    ("epochs, steps_per_epoch", "steps", "rl", "RLHF Systems Kit", "their product"),
     ("reward_funcs=[a.py:x, b.py:y]", "reward.x.source, reward.y.source", "rl, eval", "TRL", "a function, or several"),
     ("reward_weights=[1, 0.5]", "reward.x.weight, reward.y.weight", "rl, eval", "TRL", "in the order of reward_funcs"),
     ("adaptive_kl=true", "adaptive_kl.enabled=true", "rl", "NovaRL", "so with every section that has `enabled`"),
+    (
+        "trainer.project=P, trainer.experiment_name=E",
+        "run_dir=runs/P/E",
+        "rl, sft, dpo, rm, eval",
+        "RL2, verl",
+        "unless run_dir is given; also `trainer.project_name` and `experiment_name`",
+    ),
     (
         "multi_objective.objectives=[reward, kl_penalty, entropy]",
         "multi_objective.objectives",
@@ -79,7 +88,12 @@ def page() -> str:
             f"## `novarl {kind}`\n",
             _table(("key", "default", "takes", "meaning"), map(_row, keys(tree).values())),
         ]
-    aliases = ((_code(a.old), ", ".join(map(_code, a.new)), _commands(a), a.source, _note(a)) for a in ALIASES)
+    several = [row for row in ROWS if _shares_name(row)]
+    aliases = (
+        (_code(a.old), ", ".join(map(_code, a.new)), _commands(a), a.source, _note(a))
+        for a in ALIASES
+        if a not in several
+    )
     joint = (
         (", ".join(map(_code, re.split(r", (?![^\[]*\])", old))), _code(new), kinds, source, note)
         for old, new, kinds, source, note in JOINT
@@ -88,29 +102,28 @@ def page() -> str:
         "## Other names of our keys\n",
         "A name is understood by the commands that have the key it leads to; a key of ours keeps its meaning.\n" + TRL,
         _table(("name", "here", "for", "from", "note"), [*aliases, *joint]),
+        "## Names with several meanings\n",
+        "The other names of a configuration show whose it is; where they do not, the name is refused.\n",
+        _table(
+            ("name", "for", "from", "means", "here"),
+            ((_code(row.old), _commands(row), row.source, *explained(row)) for row in several),
+        ),
         "## Other names of values\n",
         _table(
             ("key", "value", "here"),
             ((_code(key), _code(old), _code(new)) for key, row in VALUES.items() for old, new in row.items()),
         ),
         "## Accepted at one value only\n",
-        "They say what NovaRL does anyway; any other value is refused.\n",
+        "They say what NovaRL does anyway, and any other value is refused.\n",
         _table(
             ("name", "value", "for", "from", "why"),
-            ((_code(f.old), _code(_text(f.values[0])), ", ".join(f.commands), f.source, f.reason) for f in FIXED),
+            ((_code(f.old), _accepted(f), ", ".join(f.commands), f.source, f.reason) for f in FIXED),
         ),
         "## Refused, with what to do instead\n",
-        "They have no partner here, or mean something else there.\n",
+        "They have no partner here, or mean something else there. So is every key within a name.\n",
         _table(
             ("name", "for", "from", "why", "instead"),
-            ((_code(h.old), ", ".join(h.commands), h.source, h.what, h.fix) for h in HINTS),
-        ),
-        "## Not here yet\n",
-        _table(
-            ("name", "arrives with"),
-            [
-                *((_code(name), feature) for name, feature in LATER.items()),
-            ],
+            ((_code(h.old), ", ".join(h.commands), h.source, h.what, h.fix) for h in HINTS if h not in several),
         ),
     ]
     return "\n".join(parts)
@@ -136,8 +149,18 @@ def _row(key: Key) -> tuple[str, str, str, str]:
     return _code(key.path), default, key.values, key.meaning
 
 
-def _commands(alias: Alias) -> str:
-    return ", ".join(kind for kind, tree in TREES.items() if active(tree).get(alias.old) is alias)
+def _accepted(row: Fixed) -> str:
+    """The values that a name is accepted at; 0 and 0.0 are one."""
+    return ", ".join(dict.fromkeys(_code(_text(value)) for value in dict.fromkeys(row.values)))
+
+
+def _commands(row: Row) -> str:
+    return ", ".join(kind for kind, tree in TREES.items() if row in meanings(tree).get(row.old, ()))
+
+
+def _shares_name(row: Row) -> bool:
+    """Whether the name means something else in another project."""
+    return any(len(rows) > 1 and row in rows for tree in TREES.values() for rows in [meanings(tree).get(row.old, ())])
 
 
 def _note(alias: Alias) -> str:

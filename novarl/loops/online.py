@@ -8,7 +8,7 @@ caller's `for`, and a state saved at any yield continues as if nothing had happe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from novarl.learn import fitting
 from novarl.learn.credit import CreditRule
 from novarl.learn.governor import Governor
 from novarl.learn.guard import STOP
+from novarl.learn.plan import trajectory_of_tokens
 from novarl.learn.policy import PolicyLearner
 from novarl.learn.supplier import Supplier
 from novarl.loops.admit import Admission, describe, in_order
@@ -39,7 +40,8 @@ class Stages:
     `sample(asked, step)` returns all rollouts of the (group, prompt) pairs asked for; `score(rollouts)` adds rewards;
     `publish(version)` hands the learner's weights to the engine; `check(batch, rollouts)` runs once, before the very
     first update; `keep(step, scored, pending)` writes the rollout log. `supplier` gives the credit rule what it needs
-    beyond rewards, and learns to; for the first `frozen_steps` steps it alone does.
+    beyond rewards, and learns to; for the first `frozen_steps` steps it alone does. With `mask_truncated`, nothing is
+    learnt from an answer that a limit cut off.
     """
 
     prompts: Sequence[Prompt]
@@ -60,6 +62,7 @@ class Stages:
     epochs_per_rollout: int
     seed: int
     frozen_steps: int = 0
+    mask_truncated: bool = False
 
 
 def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
@@ -150,7 +153,8 @@ def prepare(state: LoopState, stages: Stages, gathered: Gathered) -> Pending:
     )
     record = describe(scored, kept) | agreed | supplied | about_objectives | about_credit
     record["epoch"] = float(gathered.epoch)
-    pending = Pending(batch, scores, credit, minibatch_order(batch, state.step, stages), record)
+    learnt = without_truncated(batch) if stages.mask_truncated else batch
+    pending = Pending(learnt, scores, credit, minibatch_order(learnt, state.step, stages), record)
     stages.keep(state.step + 1, scored, pending)
     return pending
 
@@ -164,10 +168,20 @@ def next_prompts(stages: Stages, position: dict[str, Any], count: int) -> tuple[
     return taken[-1][0] + 1, [stages.prompts[index] for _, index in taken], stream.state_dict()
 
 
+def without_truncated(batch: Batch) -> Batch:
+    """The batch with every answer that a limit cut off made one that nothing is learnt from and that no mean counts:
+    the loss, its denominators and the minibatches are those of the other answers. Credit is given before: the cut-off
+    answers' rewards are in the baselines."""
+    cut = batch.truncated[trajectory_of_tokens(batch)]
+    return replace(batch, mask=batch.mask & ~cut, baseline=batch.baseline | batch.truncated)
+
+
 def minibatch_order(batch: Batch, step: int, stages: Stages) -> list[list[int]]:
     """The trajectories of each update: per epoch all that are trained on, once, shuffled, groups whole if possible."""
     per_epoch = stages.updates_per_rollout // stages.epochs_per_rollout
     trained = (~batch.baseline).nonzero().flatten().tolist()
+    if not trained:  # every answer was cut off: one update without a gradient
+        return [list(range(batch.reward.numel()))]
     groups = batch.group[trained].tolist()
     seeds = [derive(stages.seed, "minibatches", step, epoch) for epoch in range(stages.epochs_per_rollout)]
     parts = [part for seed in seeds for part in minibatches(groups, per_epoch, seed=seed)]

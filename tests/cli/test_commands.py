@@ -281,7 +281,7 @@ def test_ends_while_libraries_are_being_mapped_are_clean() -> None:
         ),
         (
             "--epochs 1 warmup=7 run_dir=runs/x",
-            "steps=8 batch_size=4 max_new_tokens=75 kl_coef=0.1 seed=42 warmup=7 run_dir=runs/x",
+            "steps=8 prompts_per_rollout=4 max_new_tokens=75 kl_coef=0.1 seed=42 warmup=7 run_dir=runs/x",
         ),
         (
             "--model some/folder",

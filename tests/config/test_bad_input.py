@@ -15,7 +15,7 @@ from novarl.core.errors import NovaError
 ON_A_TASK = [
     # misspelt
     ("optim.lrr=1", "optim.lrr", "unknown key (did you mean optim.lr?)", "optim.lr=1"),
-    ("torch_dtype=bfloat16", "torch_dtype", "unknown key (did you mean dtype?)", "dtype=bfloat16"),
+    ("compute_dtype=bfloat16", "compute_dtype", "unknown key (did you mean dtype?)", "torch_dtype=bfloat16"),
     ("kl.type=los", "kl.type", "did you mean loss?", "kl.type=loss"),
     ("reward={a: {source: b, wieght: 1}}", "reward.a.wieght", "unknown key", "reward={a: {source: b, weight: 1}}"),
     ("reward.a.source=b & reward.a.wieght=1", "reward.a.wieght", "unknown key", "reward.a.source=b"),
@@ -93,7 +93,7 @@ ON_A_TASK = [
         "prompts_per_rollout=131072",
     ),
     ("updates_per_rollout=129", "updates_per_rollout", "128 answers in a step", "updates_per_rollout=128"),
-    ("min_lr_ratio=0.1", "min_lr_ratio", "did you mean optim.min_lr_ratio?", "steps=1"),
+    ("min_lr_ratio=0.1", "min_lr_ratio (here optim.min_lr_ratio)", "never falls", "min_lr_ratio=0"),
     ("optim.min_lr_ratio=0.1", "optim.min_lr_ratio", "never falls", "optim.min_lr_ratio=0"),
     ("kl.coef=0.1 & kl_coef=0.2", "kl.coef", "two names of kl.coef and disagree", "kl.coef=0.2 & kl_coef=0.2"),
 ]

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from novarl.config.aliases import ALIASES, FIXED, HINTS, LATER
+from novarl.config.aliases import READ_TOGETHER, ROWS, RUN_NAMES
 from novarl.config.base import Config
 from novarl.config.keys import keys, sections
 from novarl.config.load import load, to_yaml
@@ -21,8 +21,7 @@ VALUES: list[Any] = [
     *("", "auto", "none", "mean", "loss", "k1", "group", "1e5", "file.py:name", "ü\n\x85", "x" * 5000, "a=b: {c"),
     *([], [1], ["a", ["b"]], [[[]]], {}, {"a": 1}, {"a": {"b": {"c": None}}}, {"source": "x", "weight": "y"}, {"": {}}),
 ]
-NAMES = [alias.old for alias in ALIASES] + [row.old for row in FIXED] + list(LATER)
-NAMES += [row.old for row in HINTS] + ["reward_weights"]
+NAMES = [row.old for row in ROWS] + list(READ_TOGETHER) + list(RUN_NAMES)
 NAMES += ["kind", "x", "", ".", "a..b", "optim.", "ключ"]
 
 

@@ -13,10 +13,10 @@ from novarl.cli import _fill, main
 from novarl.config.aliases import ALIASES, HINTS
 from novarl.config.base import Config
 from novarl.config.describe import describe
-from novarl.config.foreign import Alias, Hint
+from novarl.config.foreign import Alias
 from novarl.config.keys import keys
 from novarl.config.load import load
-from novarl.config.names import active, hints
+from novarl.config.names import active, hints, meanings
 from novarl.config.names_page import page
 from novarl.config.tree import TREES, DPOConfig, EvalConfig, RLConfig, SFTConfig
 from novarl.core.errors import NovaError, NovaErrors
@@ -33,6 +33,14 @@ GOES_WITH: dict[str, list[str]] = {
     "adaptive_kl": ["kl.type=loss", "kl.coef=0.5"],
     "rollout.max_turns": ["rollout.env_path=env.py"],
     "task_options": ["task=lexical"],
+    "loss.tau_pos": ["loss.surrogate=sapo"],
+    "loss.tau_neg": ["loss.surrogate=sapo"],
+    "kl.estimator": ["kl.type=loss", "kl.coef=0.1"],
+    "kl.corrected": ["kl.type=loss", "kl.coef=0.1"],
+    "optim.min_lr_ratio": ["optim.schedule=linear"],
+    "chosen_key": ["data=rows.jsonl"],
+    "rejected_key": ["data=rows.jsonl"],
+    "answer_key": ["data=rows.jsonl", "reward=length"],
     "prompt_key": ["data=rows.jsonl", "reward=length"],
     "messages_key": ["data=rows.jsonl", "reward=length"],
     "completion_key": ["data=rows.jsonl"],
@@ -43,8 +51,15 @@ GOES_WITH: dict[str, list[str]] = {
     "multi_objective.method": ["multi_objective.enabled=true", "multi_objective.objectives=[reward, entropy]"],
 }
 """What a key needs beside it, by its path or its section."""
-HOLDS = [(tree, alias) for tree in TREES.values() for alias in ALIASES if active(tree).get(alias.old) is alias]
-HINTED = [(TREES[kind], row) for row in HINTS for kind in row.commands]
+HOLDS = [
+    next((tree, alias) for tree in TREES.values() if active(tree).get(alias.old) is alias)
+    for alias in ALIASES
+    if any(active(tree).get(alias.old) is alias for tree in TREES.values())
+]
+"""Each alias with the first kind of run that has it."""
+HINTED = [
+    (TREES[kind], row) for row in HINTS for kind in row.commands if len(meanings(TREES[kind]).get(row.old, ())) == 1
+]
 
 
 def said(tree: type[Config], *words: str) -> str:
@@ -61,7 +76,10 @@ def test_the_example_of_an_alias_resolves(tree: type[Config], alias: Alias) -> N
         if alias.new[0] == key or alias.new[0].startswith(f"{key}.")
         for word in words
     ]
-    beside = [word for word in beside if word.partition("=")[0] in {*keys(tree), "multi_objective.objectives"}]
+    needed = [f"{path}={values[0]}" for path, values in alias.needs.items()]
+    beside = [
+        word for word in [*beside, *needed] if word.partition("=")[0] in {*keys(tree), "multi_objective.objectives"}
+    ]
     preset: dict[str, Any] = {"model": "tiny"} if alias.new[0] != "model" else {}
     of_data = alias.new[0] == "data" or any(word.startswith(("data=", "task=")) for word in beside)
     if "task" in keys(tree) and not of_data:
@@ -70,11 +88,20 @@ def test_the_example_of_an_alias_resolves(tree: type[Config], alias: Alias) -> N
     assert describe(_fill(config))
 
 
-@pytest.mark.parametrize(("tree", "row"), HINTED, ids=lambda case: getattr(case, "old", None) or case.kind)
-def test_a_hint_says_what_to_do_instead(tree: type[Config], row: Hint) -> None:
-    assert row.old not in {*keys(tree), *active(tree)}, "it is known"
-    assert said(tree, f"{row.old}=1") == f"command line {row.old}: {row.what} ({row.fix})"
-    assert f"| `{row.old}` | {', '.join(row.commands)} | TRL | {row.what} | {row.fix} |" in page()
+@pytest.mark.parametrize("tree", TREES.values(), ids=list(TREES))
+def test_a_hint_says_what_to_do_instead(tree: type[Config]) -> None:
+    """All hints of a kind of run at once: each is said, and shown in the page."""
+    mine = hints(tree).values()
+    if not mine:
+        return
+    assert not {row.old for row in mine} & {*keys(tree), *active(tree)}
+    with pytest.raises(NovaErrors) as caught:
+        load(tree, preset={"task": "sort"}, overrides=[f"{row.old}=1" for row in mine])
+    told = [f"command line {row.old}: {row.what} ({row.fix})" for row in mine]
+    assert sorted(map(str, caught.value.each)) == sorted(told)
+    shown = page()
+    for row in mine:
+        assert f"| `{row.old}` | {', '.join(row.commands)} | {row.source} | {row.what} | {row.fix} |" in shown
 
 
 def test_a_name_has_one_hint_for_a_command() -> None:
@@ -107,7 +134,6 @@ MISLEADING = [
     ("loss_type=luspo", "has no partner here (write loss.agg, ", "dr_grpo"),
     ("use_peft=false", "for true write lora.rank=16, for false leave it out", "names.md"),
     ("scale_rewards=batch", "algo=reinforce_pp", "names.md"),
-    ("mask_truncated_completions=true", "learnt from as it stands", "names.md"),
 ]
 
 
@@ -126,8 +152,15 @@ def test_a_name_of_another_meaning_is_never_proposed(word: str, answer: str, nev
         (DPOConfig, ["beta=0.3", "loss_type=ipo"], {"beta": 0.3, "loss": "ipo"}),
         (RLConfig, ["max_prompt_length=100"], {"max_length": 100, "on_long": "truncate"}),
         (RLConfig, ["max_prompt_length=100", "on_long=refuse"], {"max_length": 100, "on_long": "refuse"}),
-        (RLConfig, ["num_iterations=3"], {"epochs_per_rollout": 3, "updates_per_rollout": 3}),
-        (RLConfig, ["num_iterations=2", "updates_per_rollout=4"], {"epochs_per_rollout": 2, "updates_per_rollout": 4}),
+        (RLConfig, ["num_iterations=3", "beta=0"], {"epochs_per_rollout": 3, "updates_per_rollout": 3}),
+        (
+            RLConfig,
+            ["num_iterations=2", "num_generations=4", "updates_per_rollout=4"],
+            {"epochs_per_rollout": 2, "updates_per_rollout": 4},
+        ),
+        (RLConfig, ["delta=4", "algo=grpo"], {"clip.dual": 4.0}),
+        (RLConfig, ["sapo_temperature_pos=2", "loss.surrogate=sapo"], {"loss.tau_pos": 2.0, "loss.tau_neg": 1.05}),
+        (RLConfig, ["mask_truncated_completions=true"], {"loss.mask_truncated": True}),
         (RLConfig, ["epsilon=0.1"], {"clip.low": 0.1, "clip.high": 0.1}),
         (RLConfig, ["epsilon=0.1", "epsilon_high=0.3"], {"clip.low": 0.1, "clip.high": 0.3}),
         (RLConfig, ["loss_type=grpo"], {"loss.agg": "sequence"}),
@@ -261,9 +294,11 @@ def test_what_a_name_implies_goes_with_its_value() -> None:
     def given(first: dict[str, Any], *words: str) -> RLConfig:
         return load(RLConfig, preset={"task": "sort", **first}, overrides=list(words))
 
-    assert given({"num_iterations": 4}).updates_per_rollout == 4
-    assert given({"num_iterations": 4}, "epochs_per_rollout=1") == given({}, "epochs_per_rollout=1")
-    assert given({"num_iterations": 4}, "num_iterations=2").updates_per_rollout == 2
+    assert given({"num_iterations": 4, "num_generations": 8}).updates_per_rollout == 4
+    assert given({"num_iterations": 4, "num_generations": 8}, "epochs_per_rollout=1") == given(
+        {"num_generations": 8}, "epochs_per_rollout=1"
+    )
+    assert given({"num_iterations": 4, "num_generations": 8}, "num_iterations=2").updates_per_rollout == 2
     assert given({"beta": 0.04}).kl.type == "loss"
     for off in ("beta=0", "kl.coef=0"):
         assert given({"beta": 0.04}, off).kl.type is None

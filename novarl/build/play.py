@@ -55,7 +55,6 @@ class Apart:
     def attach(self, path: str, size: int, layout: Sequence[Entry]) -> None:
         """Where the learner leaves its weights."""
         self._weights = SharedWeights.open(path, size, layout)
-        self._weights.forget()
 
     def play(self, asked: Sequence[tuple[int, Prompt]], step: int, version: int) -> list[Scored]:
         """Sampled and scored rollouts, by the weights of the shared block, which are those of `version`."""
@@ -108,6 +107,7 @@ class FarSampler:
     def follow(self, model: nn.Module) -> None:
         self._model, self._weights = model, SharedWeights.of(model)
         self._worker.call("attach", self._weights.path, self._weights.size, self._weights.layout)
+        self._weights.forget()
 
     def publish(self, version: int) -> None:
         """Leave the weights where the process reads them when it begins to play, which it does before the next."""
@@ -121,5 +121,3 @@ class FarSampler:
 
     def close(self) -> None:
         self._worker.close()
-        if self._weights is not None:
-            self._weights.forget()  # where the process ended before it had it open

@@ -39,7 +39,13 @@ def build_rewards(
     columns, workers = columns_of(*sets), config.rollout.reward_workers
     found = {
         name: find_reward(
-            source, time_limit=limit, workers=workers, columns=columns, device=str(device), options=options
+            source,
+            time_limit=limit,
+            workers=workers,
+            columns=columns,
+            memory=_memory(config),
+            device=str(device),
+            options=options,
         )
         for name, (source, options) in sources.items()
     }
@@ -61,7 +67,14 @@ def build_env(config: RLConfig | EvalConfig) -> Callable[[], Env]:
     """What answers the policy: nobody, or `interact` of the environment's file. To be closed by `close_env`."""
     if config.rollout.env_path is None:
         return SingleTurn
-    return load_interact(config.rollout.env_path, time_limit=config.rollout.reward_timeout)
+    rollout = config.rollout
+    return load_interact(config.rollout.env_path, time_limit=rollout.reward_timeout, memory=_memory(config))
+
+
+def _memory(config: RLConfig | EvalConfig) -> int | None:
+    """Bytes that a process of a user's file may have."""
+    limit = config.rollout.reward_memory
+    return None if limit is None else limit * 1_000_000
 
 
 def close_env(env: Callable[[], Env]) -> None:

@@ -104,12 +104,13 @@ class Tools:
                     future.set_result(answer)
 
 
-def load_interact(path: str, *, time_limit: float = TIME_LIMIT) -> Tools:
-    """A maker of episodes from the file at `path`, its process started. `time_limit`: seconds for one call.
+def load_interact(path: str, *, time_limit: float = TIME_LIMIT, memory: int | None = None) -> Tools:
+    """A maker of episodes from the file at `path`, its process started. `time_limit`: seconds for one call; `memory`:
+    bytes that the process may have.
 
     Errors: NovaError, with file and line, where the file is missing, does not import, or has no `interact(messages)`.
     """
-    process = UserProcess(Path(path), time_limit=time_limit)
+    process = UserProcess(Path(path), time_limit=time_limit, memory=memory)
     try:
         function = process.function("interact")
         needed = [name for name, kind, default in function.parameters if not default and not kind.startswith("VAR_")]

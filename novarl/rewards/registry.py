@@ -33,11 +33,12 @@ def find_reward(
     time_limit: float = user_file.TIME_LIMIT,
     workers: int | None = 1,
     columns: Collection[str] | None = None,
+    memory: int | None = None,
     device: str = "cpu",
     options: Mapping[str, Any] | None = None,
 ) -> Scorer:
     """The reward `source` names: a built-in one with its `options`; a function of a file, `file.py:name`
-    (`user_file.load`, in so many `workers`, with the data's `columns` where they are known); or a trained reward model,
+    (`user_file.load`, in so many `workers`, with the data's `columns` where they are known and `memory` in bytes); or a trained reward model,
     `model:FOLDER`, on `device`. NovaError for anything else."""
     if source == "math":
         return math(time_limit=time_limit, **(options or {}))
@@ -48,7 +49,7 @@ def find_reward(
 
         return load_model_reward(source.removeprefix("model:"), device=device)
     if ".py" in source:
-        return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns)
+        return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns, memory=memory)
     near = difflib.get_close_matches(source, REWARDS, n=1, cutoff=0.5)
     fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(REWARDS)}, file.py:name, or model:FOLDER"
     raise NovaError(f"unknown reward {source!r}", where="reward", fix=fix)

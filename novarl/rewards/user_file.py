@@ -85,6 +85,7 @@ def load(
     time_limit: float = TIME_LIMIT,
     workers: int | None = 1,
     columns: Collection[str] | None = None,
+    memory: int | None = None,
 ) -> FileReward:
     """The reward `file.py:name` (the name is `reward_fn` where none is given), its process started and its form known.
 
@@ -93,12 +94,13 @@ def load(
                     many as a slow function has use for
     columns:        the data's columns beside the prompt, where known: a TRL function that needs one that is not there
                     is refused
+    memory:         bytes that each process may have; None: no limit
 
     Errors: NovaError, one line with file and line, for a missing file or name, a file that does not import, or a
     function of neither form.
     """
     path, name = split_spec(spec)
-    process = UserProcess(path, time_limit=time_limit, workers=workers)
+    process = UserProcess(path, time_limit=time_limit, workers=workers, memory=memory)
     try:
         function = process.function(name)
         if form(function) == "batch" and columns is not None:

@@ -1,11 +1,12 @@
-"""The process in which a user's file runs: `python -m novarl.rewards.worker`, JSON lines in and out.
+"""The process in which a user's file runs: `python -m novarl.rewards.worker`, JSON in and out.
 
-Requests come on standard input, replies go to what was standard output. Both are moved aside first, so that a print of
-the user's, of a C library or of a subprocess goes to standard error and can never be read as a reply; `input()` finds
-the end of file. A thread reads the requests, so that the end of the parent ends this process at once, whatever the
-user's code is doing.
+Requests are lines on standard input, replies go to what was standard output. Both are moved aside first, so that a
+print of the user's, of a C library or of a subprocess goes to standard error; `input()` finds the end of file. The
+first line of all is a secret, and every reply begins with it and its own length, `SECRET BYTES\\n`: whatever else the
+user's code writes to the pipe is not taken for a reply. `keeper` ends this process with the run.
 
-    {"op": "load", "path": P}                           -> {"functions": {name: {...}}} | {"error": {what, where, fix}}
+    {"op": "load", "path": P, "memory": bytes | null}    -> {"functions": {name: {...}}, "pid": N}
+                                                         | {"error": {what, where, fix}}
     {"op": "call", "function": F, "calls": [[args, kwargs], ...], "limit": seconds}
                                                          -> {"call": i, "value": V} | {"call": i, "error": [reason,
                                                          traceback]}, one each
@@ -14,14 +15,13 @@ user's code is doing.
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import importlib.util
 import inspect
 import json
 import os
 import queue
-import signal
+import resource
 import sys
 import threading
 import traceback
@@ -30,10 +30,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
+from novarl.rewards.keeper import keep
+
 if TYPE_CHECKING:
     import asyncio
 
 Request = dict[str, Any]
+
+MOST_BYTES = 64_000_000
+"""The largest reply; a call that returns more fails."""
+MOST_CHARACTERS = 20_000
+"""Of what an error says, and of its traceback's end."""
 
 
 class Worker:
@@ -41,6 +48,7 @@ class Worker:
 
     def __init__(self, requests: int, replies: int) -> None:
         self.requests = os.fdopen(requests, "rb")
+        self.secret = self.requests.readline().strip()
         self.replies = os.fdopen(replies, "wb")
         self.lock = threading.Lock()
         self.waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
@@ -52,16 +60,23 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
         while (request := self.waiting.get())["op"] != "stop":
             if request["op"] == "load":
-                self.reply(self.load(Path(request["path"])))
+                self.reply(self.load(Path(request["path"]), request.get("memory")))
             else:
                 self.call(request)
 
     def reply(self, message: dict[str, Any]) -> None:
+        body = json.dumps(message).encode()
+        if len(body) > MOST_BYTES and "call" in message:
+            large = f"returned {len(body) / 1e6:.1f} MB, and a reply may have {MOST_BYTES / 1e6:.0f} MB"
+            body = json.dumps({"call": message["call"], "error": [large, ""]}).encode()
         with self.lock:
-            self.replies.write(json.dumps(message).encode() + b"\n")
+            self.replies.write(b"%s %d\n" % (self.secret, len(body)))
+            self.replies.write(body)
             self.replies.flush()
 
-    def load(self, path: Path) -> dict[str, Any]:
+    def load(self, path: Path, memory: int | None = None) -> dict[str, Any]:
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         sys.dont_write_bytecode = True  # a run leaves no __pycache__ beside the user's files
         folder = str(path.parent.resolve())
         sys.path.insert(0, folder)  # as `python FILE` does, so that it may import its neighbours
@@ -76,7 +91,7 @@ class Worker:
             theirs, sys.path = sys.path, [place for place in sys.path if place != folder]
             importlib.import_module("asyncio")
             sys.path = theirs
-        return {"functions": {name: _describe(path, thing) for name, thing in functions.items()}}
+        return {"functions": {name: _describe(path, thing) for name, thing in functions.items()}, "pid": os.getpid()}
 
     def call(self, request: Request) -> None:
         function: Callable[..., Any] = getattr(self.module, request["function"])
@@ -117,8 +132,6 @@ class Worker:
                 self.reply({"running": self._running()})
             else:
                 self.waiting.put(request)
-        _end_all()  # the parent is gone
-        os._exit(0)
 
     def _running(self) -> int | None:
         """Which async call computes at this moment."""
@@ -176,7 +189,7 @@ def _import_error(path: Path, error: BaseException) -> dict[str, str]:
         }
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _name(path)]
     where = f"{path}:{lines[-1]}" if lines else str(path)
-    what = f"importing it raised {type(error).__name__}: {error}"
+    what = f"importing it raised {type(error).__name__}: {_short(error)}"
     return {"what": what, "where": where, "fix": "the file must import on its own, as `python FILE` would"}
 
 
@@ -202,17 +215,17 @@ def _failure(error: BaseException) -> list[str]:
     if isinstance(error, NoJSON):
         return [str(error), ""]
     trace = "".join(traceback.format_exception(error)).strip()
-    return [f"raised {type(error).__name__}: {error}", trace]
+    return [f"raised {type(error).__name__}: {_short(error)}", trace[-MOST_CHARACTERS:]]
 
 
-def _end_all() -> None:
-    """Leave nothing behind, neither us nor what the user's code has started."""
-    if os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
+def _short(error: BaseException) -> str:
+    """What an error says, which may be the whole text that it is about."""
+    text = str(error)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
 def main() -> None:
-    atexit.register(_end_all)  # before the user's own, so called after them
+    keep()
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -88,8 +88,8 @@ def _map(path: str, size: int) -> Tensor:
 
 
 def _reserve(size: int) -> tuple[int, str]:
-    """A new open file, and the path by which another process opens it, of `size` bytes whose room is really there: writing to a map of more than there is ends a
-    process."""
+    """A new open file, and the path by which another process opens it, of `size` bytes whose room is really there:
+    writing to a map of more than there is ends a process."""
     folders = [folder for folder in (_IN_MEMORY, Path(tempfile.gettempdir())) if os.access(folder, os.W_OK)]
     for folder in folders:
         file, path = _create(folder)

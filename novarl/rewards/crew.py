@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from novarl.core.errors import NovaError
+from novarl.core.pipe import Cancelled
 from novarl.rewards.lane import Function, Lane
-from novarl.rewards.pipe import Cancelled
 
 RESERVE = 4
 """Of so many workers that are lacking one more is started than that: the next batch may be larger."""

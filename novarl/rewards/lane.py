@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
-from novarl.rewards.pipe import Cancelled, Died, Pipe
+from novarl.core.pipe import Cancelled, Died, Pipe
 from novarl.rewards.verdict import Failure
 
 Call = tuple[Sequence[Any], dict[str, Any]]
@@ -47,8 +47,8 @@ class Exchange:
 
 
 class Lane:
-    """The worker that runs one file. `time_limit` is in seconds, for one call, `memory` in bytes, of address space; calls of an async function run at the
-    same time, others one after another and each handed over alone."""
+    """The worker that runs one file. `time_limit` is in seconds, for one call, `memory` in bytes. Calls of an async
+    function run at the same time, others one after another and each handed over alone."""
 
     def __init__(self, path: Path, *, time_limit: float, memory: int | None = None) -> None:
         self.path, self.time_limit, self.memory = path, time_limit, memory
@@ -60,7 +60,7 @@ class Lane:
         """Start the worker; the functions of the file. NovaError, with file and line, where it does not import, or the
         system has no process left."""
         try:
-            pipe = Pipe()
+            pipe = Pipe("novarl.rewards.worker")
         except OSError as error:
             what, fix = f"no process could be started: {error.strerror or error}", "lower rollout.reward_workers"
             raise NovaError(what, where=str(self.path), fix=fix) from error

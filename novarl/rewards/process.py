@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
+from novarl.core.pipe import Cancelled
 from novarl.rewards.crew import Crew, Worker
 from novarl.rewards.lane import Call, Exchange, Function, Lane
-from novarl.rewards.pipe import Cancelled
 from novarl.rewards.verdict import Failure
 
 MOST_HANGS = 3
@@ -62,7 +62,7 @@ _GLANCE = 0.05
 
 class UserProcess:
     """Calls the functions of one Python file in worker processes. `time_limit` is in seconds, for one call, `memory` in
-    bytes of address space, for one process (None: no limit).
+    bytes, for one process (None: no limit).
 
     `workers`: None: by need. All but the first start when a batch first needs them. Calls of an async function, which
     run at the same time anyway, go to the first.

@@ -38,8 +38,8 @@ def find_reward(
     options: Mapping[str, Any] | None = None,
 ) -> Scorer:
     """The reward `source` names: a built-in one with its `options`; a function of a file, `file.py:name`
-    (`user_file.load`, in so many `workers`, with the data's `columns` where they are known and `memory` in bytes); or a trained reward model,
-    `model:FOLDER`, on `device`. NovaError for anything else."""
+    (`user_file.load`, in so many `workers` of `memory` bytes, with the data's `columns` where they are known); or a
+    trained reward model, `model:FOLDER`, on `device`. NovaError for anything else."""
     if source == "math":
         return math(time_limit=time_limit, **(options or {}))
     if source in REWARDS:

@@ -1,9 +1,6 @@
 """The process in which a user's file runs: `python -m novarl.rewards.worker`, JSON in and out.
 
-Requests are lines on standard input, replies go to what was standard output. Both are moved aside first, so that a
-print of the user's, of a C library or of a subprocess goes to standard error; `input()` finds the end of file. The
-first line of all is a secret, and every reply begins with it and its own length, `SECRET BYTES\\n`: whatever else the
-user's code writes to the pipe is not taken for a reply. `keeper` ends this process with the run.
+It speaks through a `core.channel`. A thread reads the requests, so that it can be asked while the user's code runs.
 
     {"op": "load", "path": P, "memory": bytes | null}    -> {"functions": {name: {...}}, "pid": N}
                                                          | {"error": {what, where, fix}}
@@ -18,7 +15,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import queue
 import resource
@@ -30,15 +26,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
-from novarl.rewards.keeper import keep
+from novarl.core.channel import Channel, TooLarge
 
 if TYPE_CHECKING:
     import asyncio
 
 Request = dict[str, Any]
 
-MOST_BYTES = 64_000_000
-"""The largest reply; a call that returns more fails."""
 MOST_CHARACTERS = 20_000
 """Of what an error says, and of its traceback's end."""
 
@@ -46,11 +40,8 @@ MOST_CHARACTERS = 20_000
 class Worker:
     """Loads one file and calls its functions, several at once where they are async."""
 
-    def __init__(self, requests: int, replies: int) -> None:
-        self.requests = os.fdopen(requests, "rb")
-        self.secret = self.requests.readline().strip()
-        self.replies = os.fdopen(replies, "wb")
-        self.lock = threading.Lock()
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
         self.waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.module: ModuleType | None = None
@@ -65,18 +56,14 @@ class Worker:
                 self.call(request)
 
     def reply(self, message: dict[str, Any]) -> None:
-        body = json.dumps(message).encode()
-        if len(body) > MOST_BYTES and "call" in message:
-            large = f"returned {len(body) / 1e6:.1f} MB, and a reply may have {MOST_BYTES / 1e6:.0f} MB"
-            body = json.dumps({"call": message["call"], "error": [large, ""]}).encode()
-        with self.lock:
-            self.replies.write(b"%s %d\n" % (self.secret, len(body)))
-            self.replies.write(body)
-            self.replies.flush()
+        try:
+            self.channel.reply(message)
+        except TooLarge as error:
+            self.channel.reply({"call": message["call"], "error": [f"returned {error}", ""]})
 
     def load(self, path: Path, memory: int | None = None) -> dict[str, Any]:
         if memory is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         sys.dont_write_bytecode = True  # a run leaves no __pycache__ beside the user's files
         folder = str(path.parent.resolve())
         sys.path.insert(0, folder)  # as `python FILE` does, so that it may import its neighbours
@@ -126,8 +113,7 @@ class Worker:
         self.loop.run_until_complete(every())
 
     def _read(self) -> None:
-        for line in self.requests:
-            request: Request = json.loads(line)
+        for request in self.channel:
             if request["op"] == "running":
                 self.reply({"running": self._running()})
             else:
@@ -225,13 +211,7 @@ def _short(error: BaseException) -> str:
 
 
 def main() -> None:
-    keep()
-    requests, replies = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    Worker(requests, replies).serve()
+    Worker(Channel()).serve()
 
 
 if __name__ == "__main__":

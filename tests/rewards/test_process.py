@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from novarl.rewards.pipe import Died, Pipe
+from novarl.core.pipe import Died, Pipe
 from novarl.rewards.process import UserProcess
 from novarl.rewards.verdict import Failure
 
@@ -305,7 +305,7 @@ class Spoken:
     """A pipe whose replies the test writes."""
 
     def __init__(self) -> None:
-        self.pipe = Pipe()
+        self.pipe = Pipe("novarl.rewards.worker")
         self.pipe._out, self.end = os.pipe()
         self.secret, self.never = self.pipe._secret, threading.Event()
 
@@ -390,7 +390,7 @@ def test_rewards_and_their_worker_never_load_torch(write) -> None:
 def test_a_workers_memory_is_its_own(tmp_path: Path) -> None:
     """What files back, such as libraries, is there once for all workers."""
     (tmp_path / "file.py").write_text("def nothing(): pass")
-    pipe, never = Pipe(), threading.Event()
+    pipe, never = Pipe("novarl.rewards.worker"), threading.Event()
     try:
         deadline = time.monotonic() + 30
         pipe.send({"op": "load", "path": str(tmp_path / "file.py")}, deadline=deadline, cancelled=never)

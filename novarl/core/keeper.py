@@ -1,9 +1,9 @@
-"""What ends a worker of a user's file: a small process between the run and the worker, which runs no code of the user's.
+"""What ends a worker: a small process between the run and the worker, which runs nobody's code but this.
 
-    run ── keeper ── worker (the user's file) ── what the file starts
+    run ── keeper ── worker (a user's file) ── what the file starts
 
 The keeper ends the worker, and everything that it started, as soon as the run is gone (its end of the pipe closes,
-which the kernel does after `kill -9` too), asks for it (SIGTERM), or the worker itself ends. It notices whatever the
+which the kernel sees to after `kill -9` too), asks for it (SIGTERM), or the worker itself ends. It notices whatever the
 worker is doing: a thread of the worker's would wait for the interpreter's lock, which a regular expression may hold
 for ever.
 
@@ -64,10 +64,12 @@ def _watch(worker: int, waking: int) -> NoReturn:
     poll = select.poll()
     poll.register(0, 0)  # only that its other end is closed
     poll.register(waking, select.POLLIN)
+    run = _run()
+    poll.register(run, select.POLLIN if run else 0)
     status = None
     while status is None:
-        woken = [number for number, _ in poll.poll()]
-        if 0 in woken or signal.SIGTERM in os.read(waking, 1024):
+        woken = {number for number, _ in poll.poll()}
+        if woken & {0, run} or signal.SIGTERM in os.read(waking, 1024):
             break
         status = _ended(worker)
     _end_all(worker)
@@ -78,6 +80,15 @@ def _watch(worker: int, waking: int) -> NoReturn:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(max(0, code))
+
+
+def _run() -> int:
+    """A file that is readable once the run has ended: a fork of the run's may hold its end of the pipe open. 0, the pipe,
+    where the system has none."""
+    try:
+        return os.pidfd_open(os.getppid())
+    except (AttributeError, OSError):
+        return 0
 
 
 def _ended(worker: int) -> int | None:

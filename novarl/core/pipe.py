@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from novarl.rewards.worker import MOST_BYTES
+from novarl.core.channel import MOST_BYTES
 
 _NOTICE = 0.1
 """Seconds within which a wait notices that it is no longer wanted."""
@@ -37,16 +37,17 @@ class Cancelled(Exception):
 
 
 class Pipe:
-    """One worker process (see `worker`) and its `keeper`, so that it ends with all its children.
+    """One worker process, `python -m module` with a `core.channel`, and its `core.keeper`, so that it ends with all its
+    children.
 
     `process` is the keeper, which ends as the worker does; `worker` is the worker's own process id, once it is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         # The child finds modules exactly where the parent does, in the same order.
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "novarl.rewards.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -60,7 +61,7 @@ class Pipe:
         self._secret = secrets.token_hex(16).encode()
         self._unread = bytearray()
         self._size: int | None = None
-        self._end = weakref.finalize(self, _end, self.process)
+        self._end = weakref.finalize(self, _end, self.process, os.getpid())
         with contextlib.suppress(BrokenPipeError):  # a process that is gone already says so at the first request
             os.write(self._in, self._secret + b"\n")
 
@@ -160,7 +161,9 @@ class Pipe:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended its process with exit code {code}"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:  # a fork: the worker is not its own
+        return
     if process.poll() is None:
         with contextlib.suppress(OSError):
             os.write(process.stdin.fileno(), b'{"op": "stop"}\n')  # type: ignore[union-attr]
@@ -170,7 +173,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Have the keeper end everything. Where it does not (the user's code has stopped it), its own end is the worker's."""
+    """Have the keeper end everything. Where it does not (the user's code has stopped it), its end is the worker's."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

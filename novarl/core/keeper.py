@@ -83,8 +83,8 @@ def _watch(worker: int, waking: int) -> NoReturn:
 
 
 def _run() -> int:
-    """A file that is readable once the run has ended: a fork of the run's may hold its end of the pipe open. 0, the pipe,
-    where the system has none."""
+    """A file that is readable once the run has ended: a fork of the run's may hold its end of the pipe open. 0, the
+    pipe, where the system has none."""
     try:
         return os.pidfd_open(os.getppid())
     except (AttributeError, OSError):

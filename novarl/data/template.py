@@ -46,8 +46,8 @@ def write(
 ) -> str:
     """What the chat template writes for a conversation; with `generation` up to where the assistant speaks next.
 
-    NovaError: the tokenizer has no chat template, or that goes beyond its bounds (`core.renderer`). Refused: the template
-    does not take these messages.
+    NovaError: the tokenizer has no chat template, or that goes beyond its bounds (`core.renderer`). Refused: the
+    template does not take these messages.
     """
     if not tokenizer.chat_template:
         raise NovaError("the tokenizer has no chat template", where="model", fix="set apply_chat_template=false")

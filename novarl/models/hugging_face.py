@@ -1,9 +1,8 @@
 """Models and tokenizers through Hugging Face transformers: loading, the packed attention, and what must hold of them.
 
 The only module that imports transformers (`rendering` is a process of its own), and only inside functions: the import
-costs seconds. What the library
-assumes of a model is not taken on trust but measured once, after loading, on eight tokens: that it is causal, that its
-logits are hidden @ head.T (+ bias), and that packing changes nothing.
+costs seconds. What the library assumes of a model is not taken on trust but measured once, after loading, on eight
+tokens: that it is causal, that its logits are hidden @ head.T (+ bias), and that packing changes nothing.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A template is a program that came with a model. The sandbox keeps it from the sy
 the memory: only a process that can be killed, and whose memory is limited, bounds it.
 
     {"memory": bytes}                      -> {"ready": true}     transformers is there
-    {"arguments": {...}, "most": N}        -> {"text": T} | {"length": N} (more than `most`) | {"error": [type, message]}
+    {"arguments": {...}, "most": N}        -> {"text": T} | {"error": [type, message]} | {"length": N} (beyond `most`)
 """
 
 from __future__ import annotations

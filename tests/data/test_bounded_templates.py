@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,9 @@ BEYOND = {
 
 
 @pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renderer, "TIME_LIMIT", 2.0)
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A short time limit where it is what ends the template, and one that a busy machine does not reach elsewhere."""
+    return lambda said: monkeypatch.setattr(renderer, "TIME_LIMIT", 2.0 if "took longer" in said else 120.0)
 
 
 def hugging_face(template: str) -> Any:
@@ -61,8 +63,9 @@ def hugging_face(template: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", BEYOND)
-def test_a_template_without_end_is_one_sentence(kind: str, quickly: None) -> None:
+def test_a_template_without_end_is_one_sentence(kind: str, limit: Callable[[str], None]) -> None:
     template, said = BEYOND[kind]
+    limit(said)
     with pytest.raises(NovaError) as raised:
         write(ByteTokenizer(template), CHAT, generation=True)
     assert str(raised.value).startswith(f"model: the chat template {said}")
@@ -71,13 +74,14 @@ def test_a_template_without_end_is_one_sentence(kind: str, quickly: None) -> Non
 
 
 @pytest.mark.parametrize("kind", ["nested loops", "product", "macro", "output"])
-def test_the_bounds_hold_for_tokenizers_of_transformers(kind: str, quickly: None) -> None:
+def test_the_bounds_hold_for_tokenizers_of_transformers(kind: str, limit: Callable[[str], None]) -> None:
     template, said = BEYOND[kind]
+    limit(said)
     with pytest.raises(NovaError, match=said.split("(")[0]):
         write(hugging_face(template), CHAT, generation=True)
 
 
-def test_a_template_may_behave_until_some_row(quickly: None) -> None:
+def test_a_template_may_behave_until_some_row() -> None:
     tok = hugging_face("{% if messages[0].content == 'bad' %}{{ 'a' * 10**10 }}{% endif %}{{ messages[0].content }}")
     assert write(tok, CHAT, generation=True) == "hello"
     with pytest.raises(NovaError, match="needs more memory"):
@@ -86,7 +90,7 @@ def test_a_template_may_behave_until_some_row(quickly: None) -> None:
 
 @pytest.mark.parametrize("command", ["sft", "rl"])
 def test_a_run_on_such_a_template_ends_with_code_2(
-    command: str, quickly: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "q", "completion": "a", "answer": "a"}) + "\n")

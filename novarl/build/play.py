@@ -15,6 +15,7 @@ from novarl.build.machine import divided_threads, flush_denormals, keep_freed_me
 from novarl.build.resolve import resolve_rl
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.sampling import Sampler, training_sampler
+from novarl.build.trust import trust_of
 from novarl.core.types import Prompt, Rollout, Scored
 from novarl.engines.shared import Entry, SharedWeights
 from novarl.engines.worker import Worker
@@ -76,7 +77,8 @@ def far_sampler(config: RLConfig, source: str, threads: int) -> Apart:
     flush_denormals()
     plan = resolve_rl(config)
     device = pick_device(config.device)
-    policy = with_chat(load(source, seed=config.seed, dtype=config.dtype, device=device), config)
+    trust = trust_of(config, source)
+    policy = with_chat(load(source, seed=config.seed, dtype=config.dtype, device=device, trust=trust), config)
     switch_dropout_off(policy.model)
     adapt(config, policy, None)
     sampler = training_sampler(config, plan, policy)

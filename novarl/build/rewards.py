@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from novarl.build.trust import trust_of
 from novarl.config.tree import EvalConfig, RLConfig
 from novarl.core.errors import NovaError
 from novarl.core.types import Env, Prompt
@@ -45,6 +46,7 @@ def build_rewards(
             columns=columns,
             memory=_memory(config),
             device=str(device),
+            trust=trust_of(config),
             options=options,
         )
         for name, (source, options) in sources.items()

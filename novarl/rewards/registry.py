@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from novarl.core.errors import NovaError
+from novarl.models.trust import Trust
 from novarl.rewards import user_file
 from novarl.rewards.length import length
 from novarl.rewards.lexical import lexical
@@ -36,10 +37,11 @@ def find_reward(
     memory: int | None = None,
     device: str = "cpu",
     options: Mapping[str, Any] | None = None,
+    trust: Trust | None = None,
 ) -> Scorer:
     """The reward `source` names: a built-in one with its `options`; a function of a file, `file.py:name`
     (`user_file.load`, in so many `workers` of `memory` bytes, with the data's `columns` where they are known); or a
-    trained reward model, `model:FOLDER`, on `device`. NovaError for anything else."""
+    trained reward model, `model:FOLDER`, on `device` and with `trust` in its files. NovaError for anything else."""
     if source == "math":
         return math(time_limit=time_limit, **(options or {}))
     if source in REWARDS:
@@ -47,7 +49,7 @@ def find_reward(
     if source.startswith("model:"):
         from novarl.rewards.model import load_model_reward  # only here, because it needs torch
 
-        return load_model_reward(source.removeprefix("model:"), device=device)
+        return load_model_reward(source.removeprefix("model:"), device=device, trust=trust or Trust())
     if ".py" in source:
         return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns, memory=memory)
     near = difflib.get_close_matches(source, REWARDS, n=1, cutoff=0.5)

@@ -187,10 +187,7 @@ def test_a_tool_that_always_hangs_is_not_waited_for_in_every_episode(tmp_path: P
 def test_async_tools_of_several_episodes_wait_side_by_side_and_end_when_closed(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(SHARED.replace("def interact", "def never").replace("slowly", "interact"))
     tools = load_interact(str(tmp_path / "tools.py"), time_limit=60.0)
-    asking = threading.Thread(target=lambda: found.extend(ask_together(tools, 20)))
-    found: list[Any] = []
-    asking.start()
-    asking.join()
+    found = ask_together(tools, 20)
     assert len({step.messages[0]["content"] for step in found}) == 1, "each waited until all twenty did"
     worker = Path("/proc") / found[0].messages[0]["content"]
     assert worker.exists()

@@ -16,6 +16,7 @@ from novarl.build.rewards import build_env, build_rewards, close_env
 from novarl.build.rows import Rows, rl_rows
 from novarl.build.sampling import Sampler, local_engine
 from novarl.build.session import open_run
+from novarl.build.trust import trust_of
 from novarl.config.load import to_yaml
 from novarl.config.tree import EvalConfig
 from novarl.core import collector
@@ -40,7 +41,8 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     opened = open_run(config, ranks)
     task = find_task(config.task, dict(config.task_options)) if config.task else None
     refuse_reward_model(config.model)
-    policy = with_chat(load(config.model, seed=config.seed, dtype=config.dtype, device=device), config)
+    policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device, trust=trust_of(config))
+    policy = with_chat(policy, config)
     max_tokens = config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS)
     rows = rl_rows(config, task, policy, max_tokens=max_tokens)
     rewards = build_rewards(config, task, rows.held_out, device=device)

@@ -15,6 +15,7 @@ from novarl.build.machine import divided_threads, flush_denormals, keep_freed_me
 from novarl.build.resolve import resolve_rl
 from novarl.build.rewards import build_rewards, close_env
 from novarl.build.sampling import Sampler, training_sampler
+from novarl.build.trust import trust_of
 from novarl.core.types import Prompt, Rollout, Scored
 from novarl.engines.shared import Entry, SharedWeights
 from novarl.engines.worker import Worker
@@ -56,7 +57,6 @@ class Apart:
     def attach(self, path: str, size: int, layout: Sequence[Entry]) -> None:
         """Where the learner leaves its weights."""
         self._weights = SharedWeights.open(path, size, layout)
-        self._weights.forget()
 
     def play(self, asked: Sequence[tuple[int, Prompt]], step: int, version: int) -> list[Scored]:
         """Sampled and scored rollouts, by the weights of the shared block, which are those of `version`."""
@@ -78,7 +78,8 @@ def far_sampler(config: RLConfig, source: str, threads: int) -> Apart:
     flush_denormals()
     plan = resolve_rl(config)
     device = pick_device(config.device)
-    policy = with_chat(load(source, seed=config.seed, dtype=config.dtype, device=device), config)
+    trust = trust_of(config, source)
+    policy = with_chat(load(source, seed=config.seed, dtype=config.dtype, device=device, trust=trust), config)
     switch_dropout_off(policy.model)
     adapt(config, policy, None)
     sampler = training_sampler(config, plan, policy)
@@ -109,6 +110,7 @@ class FarSampler:
     def follow(self, model: nn.Module) -> None:
         self._model, self._weights = model, SharedWeights.of(model)
         self._worker.call("attach", self._weights.path, self._weights.size, self._weights.layout)
+        self._weights.forget()
 
     def publish(self, version: int) -> None:
         """Leave the weights where the process reads them when it begins to play, which it does before the next."""
@@ -122,5 +124,3 @@ class FarSampler:
 
     def close(self) -> None:
         self._worker.close()
-        if self._weights is not None:
-            self._weights.forget()  # where the process ended before it had it open

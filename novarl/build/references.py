@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from novarl.build.trust import trust_of
 from novarl.core.errors import NovaError
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import head
@@ -36,7 +37,9 @@ def open_reference(run: Online) -> Scorer:
         return replace(run.scorer, adapters=False)
     folder = run.session.rundir.path / "reference"
     if run.state is not None and run.state["phase"] == "rl":
-        model = freeze(load(str(folder), dtype=run.config.dtype, device=run.scorer.device, attn=run.config.attn).model)
+        trust = trust_of(run.config, str(folder))
+        device, attn = run.scorer.device, run.config.attn
+        model = freeze(load(str(folder), dtype=run.config.dtype, device=device, attn=attn, trust=trust).model)
     else:
         model = frozen_copy(run.policy.model)
         if run.ranks.rank == 0:
@@ -56,7 +59,7 @@ def named_reference(config: RLConfig, policy: Policy, longest: int, device: torc
         return None
     where = f"kl.reference={name}"
     try:
-        theirs = load(name, dtype=config.dtype, device=device, attn=config.attn)
+        theirs = load(name, dtype=config.dtype, device=device, attn=config.attn, trust=trust_of(config))
     except NovaError as error:
         raise NovaError(error.what, where=where, fix="name start, ema, tie, a model's directory or a hub id") from error
     _speaks_as(policy, theirs, longest, where)
@@ -70,7 +73,7 @@ def named_process_model(config: RLConfig, policy: Policy, longest: int, device: 
     if name is None:
         return None
     where = f"prime.model={name}"
-    found = load_implicit(name, where, device=str(device))
+    found = load_implicit(name, where, device=str(device), trust=trust_of(config))
     _speaks_as(policy, found.policy, longest, where)
     assert isinstance(found.model, ImplicitModel)
     return found.model

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from novarl.build.trust import trust_of
 from novarl.config.tree import EvalConfig, RLConfig
 from novarl.core.errors import NovaError
 from novarl.core.types import Env, Prompt
@@ -46,7 +47,9 @@ def build_rewards(
             time_limit=limit,
             workers=workers,
             columns=columns,
+            memory=_memory(config),
             device=str(device),
+            trust=trust_of(config),
             options=options,
             progress=progress,
         )
@@ -84,8 +87,15 @@ def build_env(config: RLConfig | EvalConfig) -> Callable[[], Env]:
     return load_interact(
         config.rollout.env_path,
         time_limit=config.rollout.reward_timeout,
+        memory=_memory(config),
         needed=config.rollout.max_turns > 1 or config.reward is not None,
     )
+
+
+def _memory(config: RLConfig | EvalConfig) -> int | None:
+    """Bytes that a process of a user's file may have."""
+    limit = config.rollout.reward_memory
+    return None if limit is None else limit * 1_000_000
 
 
 def close_env(env: Callable[[], Env]) -> None:

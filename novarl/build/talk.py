@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from novarl.build.chat import with_chat
 from novarl.build.machine import start
 from novarl.build.sampling import local_engine
+from novarl.build.trust import trust_of
 from novarl.config.tree import SampleConfig
 from novarl.core import collector
 from novarl.core.errors import NovaError, visible
@@ -23,7 +24,9 @@ def run_sample(config: SampleConfig) -> None:
     """Answer the prompt, or every line of the standard input, on the standard output."""
     device, _ = start(config.device, config.threads, config.seed)
     refuse_reward_model(config.model)
-    policy = with_chat(load(config.model, seed=config.seed, dtype=config.dtype, device=device), config)
+    policy = with_chat(
+        load(config.model, seed=config.seed, dtype=config.dtype, device=device, trust=trust_of(config)), config
+    )
     engine = local_engine(policy)
     collector.started()
     talk = config.sampling

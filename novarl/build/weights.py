@@ -13,6 +13,7 @@ from novarl.build.chat import with_chat
 from novarl.build.lora import model_source
 from novarl.build.resolve import RLPlan
 from novarl.build.session import Opened
+from novarl.build.trust import trust_of
 from novarl.config.base import TrainConfig
 from novarl.config.parts import Optim
 from novarl.config.tree import RLConfig
@@ -39,13 +40,15 @@ def read_policy(config: TrainConfig, opened: Opened, device: torch.device) -> Po
     """
     if opened.state is None and config.kind != "rm":
         refuse_reward_model(config.model)
+    source = model_source(config, opened, opened.state)
     policy = load(
-        model_source(config, opened, opened.state),
+        source,
         seed=config.seed,
         dtype=config.dtype,
         device=device,
         gradient_checkpointing=config.micro.gradient_checkpointing,
         attn=config.attn,
+        trust=trust_of(config, source),
     )
     policy = with_chat(policy, config, opened.state)
     if opened.state is not None and opened.checkpoint is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from novarl.config.parts import Count, Lora, Micro, Node, Optim, Share, Text, refuse
+from novarl.config.parts import Count, Lora, Micro, Node, Optim, Share, Text, Texts, refuse
 
 
 def _plain(value: Any) -> Any:
@@ -47,6 +48,18 @@ class Config(Node):
     tools: Text | Annotated[tuple[dict[str, Any], ...], Field(strict=False)] | None = None
     """A JSON file with a list of tool schemas, or the list, which the chat template declares. A row's column of
     this name takes precedence."""
+
+    trust_remote_code: Texts = ()
+    """Directories or hub ids of models whose own Python code (auto_map in config.json) may run. Read it before."""
+    trust_pickle: Texts = ()
+    """Directories or hub ids of models whose weights may be read from pickle files, such as pytorch_model.bin."""
+
+    @field_validator("trust_remote_code", "trust_pickle", mode="before")
+    @classmethod
+    def _models_are_named(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise PydanticCustomError("unnamed", "must name the models, by directory or hub id")
+        return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _a_template_is_read(self) -> Config:

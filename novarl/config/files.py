@@ -23,6 +23,9 @@ Lines = dict[str, int]
 _MOST = 10_000
 """Aliases of aliases could otherwise unfold without end."""
 
+_DEEPEST = 100
+"""Levels of a configuration file."""
+
 _TAG = "tag:yaml.org,2002:"
 _RULES: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     "null": (re.compile(r"~|null|Null|NULL|"), lambda text: None),
@@ -77,6 +80,7 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
         raise NovaError("the file is empty", where=str(path), fix="write at least a task or data")
     try:
         value, lines = parse(text, path)
+        _check_depth(value)
     except RecursionError:
         raise NovaError(
             "the file is nested too deeply", where=str(path), fix="a configuration has two levels"
@@ -86,6 +90,16 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
     if not isinstance(value, dict):
         raise NovaError(f"expected `key: value` lines, found a {_kind(value)}", where=str(path), fix="write task: sort")
     return value, lines
+
+
+def _check_depth(value: Any) -> None:
+    """RecursionError for what is nested deeper than anything that reads it could follow: TOML's dotted keys."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        groups = [list(part.values()) if isinstance(part, dict) else part for part in level]
+        level = [item for group in groups if isinstance(group, list) for item in group]
+    if level:
+        raise RecursionError
 
 
 def parse_value(text: str, where: str) -> Any:

@@ -101,6 +101,9 @@ class Episode(Node):
     reward_workers: Count | None = None
     """Processes for a reward of your own that is not async and takes one answer, which score so many answers at a time;
     null: by need, up to 64 where a call takes long; 1 where a score depends on the calls before it."""
+    reward_memory: Count | None = None
+    """MB that each process of a reward of your own, or of env_path, may have (RLIMIT_DATA: what it has asked for, used
+    or not); null: no limit."""
 
     @model_validator(mode="after")
     def _turns_need_a_partner(self) -> Episode:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from novarl.core.errors import NovaError
+from novarl.core.renderer import TemplateFailed, confined
 from novarl.core.types import Message, Tokenizer
 from novarl.data.continuation import decode, encode
 from novarl.data.formats import Refused
@@ -45,14 +46,20 @@ def write(
 ) -> str:
     """What the chat template writes for a conversation; with `generation` up to where the assistant speaks next.
 
-    NovaError: the tokenizer has no chat template. Refused: the template does not take these messages.
+    NovaError: the tokenizer has no chat template, or that goes beyond its bounds (`core.renderer`). Refused: the
+    template does not take these messages.
     """
     if not tokenizer.chat_template:
         raise NovaError("the tokenizer has no chat template", where="model", fix="set apply_chat_template=false")
     try:
-        text: Any = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=generation, **(template_kwargs or {})
-        )
+        with confined():
+            text: Any = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=generation, **(template_kwargs or {})
+            )
+    except NovaError:
+        raise
+    except TemplateFailed as error:
+        raise Refused("", f"the chat template refuses the row: {error}") from error
     except Exception as error:  # templates refuse conversations (roles that must alternate) by raising
         raise Refused("", f"the chat template refuses the row: {type(error).__name__}: {error}") from error
     return str(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,14 +27,16 @@ Entry = tuple[str, tuple[int, ...], torch.dtype, int]
 class SharedWeights:
     """One block of bytes, mapped from a file, with a place for each parameter of a model.
 
-    `layout` says (name, shape, dtype, first byte). Who opens it takes the file's name away (`forget`), so nothing is
-    left behind however the two end. Who writes and who reads when is the callers' to settle.
+    `layout` says (name, shape, dtype, first byte). On Linux the file never has a name of its own, so nothing is left
+    behind however and whenever the two end: `path` is that of the writer's open file. Once the other process has opened
+    it, the writer may `forget` it. Who writes and who reads when is the callers' to settle.
     """
 
     path: str
     size: int
     layout: tuple[Entry, ...]
     block: Tensor
+    file: int | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> SharedWeights:
@@ -43,12 +46,14 @@ class SharedWeights:
         for name, parameter in model.named_parameters():
             layout.append((name, tuple(parameter.shape), parameter.dtype, size))
             size += -(-parameter.numel() * parameter.element_size() // _ALIGN) * _ALIGN
-        path = _reserve(size)
+        file, path = _reserve(size)
+        shared = cls(path, size, tuple(layout), torch.empty(0), file)
         try:
-            return cls(path, size, tuple(layout), _map(path, size))
-        except RuntimeError:
-            Path(path).unlink()  # no address is left for it
+            shared.block = _map(path, size)
+        except RuntimeError:  # no address is left for it
+            shared.forget()
             raise
+        return shared
 
     @classmethod
     def open(cls, path: str, size: int, layout: Sequence[Entry]) -> SharedWeights:
@@ -70,32 +75,47 @@ class SharedWeights:
         ]
 
     def forget(self) -> None:
-        """Take the file's name away."""
-        Path(self.path).unlink(missing_ok=True)
+        """Close the writer's file: the two maps keep it."""
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+            if sys.platform != "linux":
+                Path(self.path).unlink()
 
 
 def _map(path: str, size: int) -> Tensor:
     return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
 
 
-def _reserve(size: int) -> str:
-    """A new file of `size` bytes whose room is really there: writing to a map of more than there is ends a process."""
+def _reserve(size: int) -> tuple[int, str]:
+    """A new open file, and the path by which another process opens it, of `size` bytes whose room is really there:
+    writing to a map of more than there is ends a process."""
     folders = [folder for folder in (_IN_MEMORY, Path(tempfile.gettempdir())) if os.access(folder, os.W_OK)]
     for folder in folders:
-        number, path = tempfile.mkstemp(prefix="novarl-weights-", dir=folder)
+        file, path = _create(folder)
         try:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(number, 0, size)
+                os.posix_fallocate(file, 0, size)
             else:
-                os.truncate(number, size)
+                os.truncate(file, size)
         except OSError:
-            os.unlink(path)
+            os.close(file)
         else:
-            return path
-        finally:
-            os.close(number)
+            return file, path
     raise NovaError(
         f"there is no room for {size / 2**20:.0f} MB of weights that both processes see",
         where=" or ".join(map(str, folders)),
         fix="make room there, or use rollout.staleness=0",
     )
+
+
+def _create(folder: Path) -> tuple[int, str]:
+    """A new open file, on Linux without a name, and its path."""
+    if sys.platform != "linux":
+        return tempfile.mkstemp(prefix="novarl-weights-", dir=folder)
+    try:
+        file = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError:  # some file systems know no such files: a name for a moment
+        file, name = tempfile.mkstemp(prefix="novarl-weights-", dir=folder)
+        os.unlink(name)
+    return file, f"/proc/{os.getpid()}/fd/{file}"

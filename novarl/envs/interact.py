@@ -105,14 +105,17 @@ class Tools:
                     future.set_result(answer)
 
 
-def load_interact(path: str, *, time_limit: float = TIME_LIMIT, needed: bool = True) -> Tools | type[SingleTurn]:
-    """A maker of episodes from the file at `path`, its process started. `time_limit`: seconds for one call.
+def load_interact(
+    path: str, *, time_limit: float = TIME_LIMIT, memory: int | None = None, needed: bool = True
+) -> Tools | type[SingleTurn]:
+    """A maker of episodes from the file at `path`, its process started. `time_limit`: seconds for one call; `memory`:
+    bytes that the process may have.
 
     A file without `interact` is one of a single turn, where `interact` is not `needed`.
 
     Errors: NovaError, with file and line, where the file is missing, does not import, or has no `interact(messages)`.
     """
-    process = UserProcess(Path(path), time_limit=time_limit)
+    process = UserProcess(Path(path), time_limit=time_limit, memory=memory)
     if not needed and "interact" not in process.functions:
         process.close()
         return SingleTurn

@@ -103,8 +103,10 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise NovaError(f"not valid JSON: {error}", where=str(path), fix="copy the file again") from error
+    except RecursionError as error:
+        raise NovaError("the file is nested too deeply", where=str(path), fix="copy the file again") from error
     if not isinstance(config, dict):
         raise NovaError("not a JSON object", where=str(path), fix="copy the file again")
     return config

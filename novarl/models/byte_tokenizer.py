@@ -15,7 +15,6 @@ no transformers.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import re
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from novarl.core.errors import NovaError
+from novarl.core.renderer import render
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,14 +114,15 @@ class ByteTokenizer:
         """
         template = chat_template or self.chat_template
         assert template is not None
+        given = {"eos_token": self.eos_token, "pad_token": self.pad_token, "tools": None, **template_kwargs}
         plain = not template_kwargs.get("tools") and not any(message.get("tool_calls") for message in conversation)
         if template == CHAT_TEMPLATE and plain:
             text = _written(messages=conversation, add_generation_prompt=add_generation_prompt)
+        elif template == CHAT_TEMPLATE:
+            text = _compiled()(messages=list(conversation), add_generation_prompt=add_generation_prompt, **given)
         else:
-            given = {"eos_token": self.eos_token, "pad_token": self.pad_token, "tools": None, **template_kwargs}
-            text = _compiled(template)(
-                messages=list(conversation), add_generation_prompt=add_generation_prompt, **given
-            )
+            asked = {"chat_template": template, "add_generation_prompt": add_generation_prompt}
+            text = render({"conversations": [list(conversation)], **asked, **given})
         if not tokenize:
             return text
         ids = self.encode(text)
@@ -166,8 +167,8 @@ def _written(*, messages: Sequence[Message], add_generation_prompt: bool) -> str
 
 
 @functools.cache
-def _compiled(template: str) -> Callable[..., str]:
-    """The chat template, compiled as Hugging Face compiles it."""
+def _compiled() -> Callable[..., str]:
+    """`CHAT_TEMPLATE`, compiled as Hugging Face compiles it, without the process that others are rendered in."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -177,13 +178,10 @@ def _compiled(template: str) -> Callable[..., str]:
     def tojson(value: Any, indent: int | None = None) -> str:  # Jinja's own escapes HTML and sorts
         return json.dumps(value, ensure_ascii=False, indent=indent)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment.from_string(template).render
+    return environment.from_string(CHAT_TEMPLATE).render
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """Models and tokenizers through Hugging Face transformers: loading, the packed attention, and what must hold of them.
 
-The only module that imports transformers, and only inside functions: the import costs seconds. What the library
-assumes of a model is not taken on trust but measured once, after loading, on eight tokens: that it is causal, that its
-logits are hidden @ head.T (+ bias), and that packing changes nothing.
+The only module that imports transformers (`rendering` is a process of its own), and only inside functions: the import
+costs seconds. What the library assumes of a model is not taken on trust but measured once, after loading, on eight
+tokens: that it is causal, that its logits are hidden @ head.T (+ bias), and that packing changes nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +21,10 @@ from novarl.models.adopt import adopt
 from novarl.models.attention import PACKING_ATTENTION, packed_attention
 from novarl.models.forward import head, hidden_states
 from novarl.models.fused import FullLinear
+from novarl.models.numbers import check_numbers
 from novarl.models.packing import Packing
 from novarl.models.transformer import WHOLE, Decoder, Embedding
+from novarl.models.trust import NOTHING, Trust, check_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,6 +50,9 @@ UNREADABLE = "no causal language model could be loaded"
 
 MEND = f"mend config.json, or {WHOLE}"
 
+MOST_NUMBERS = 2**30
+"""In one buffer. A causal mask of 32,768 positions has as many; those of the rotations are smaller by far."""
+
 BESIDE = re.compile(
     r"(^|\.)(inv_freq|cos_cached|sin_cached|masked_bias|causal_mask|attn\.bias|attention\.bias|position_ids)$"
     r"|(^|\.)(mtp|pooler\.)"
@@ -63,22 +69,29 @@ PASSED_ALONG = {"position_ids", "use_cache", "is_causal", "cache_position"}
 
 
 def load_pretrained(
-    name: str, *, dtype: torch.dtype, device: torch.device, gradient_checkpointing: bool = False
+    name: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    gradient_checkpointing: bool = False,
+    trust: Trust = NOTHING,
 ) -> tuple[Any, Tokenizer, str | None]:
     """Model, tokenizer, and why the model cannot pack (None: it can), from a directory or by hub id.
+
+    No code that lies beside the model runs, and no pickle is read, unless `trust` says so.
 
     Where the built-in decoder computes what the model does, it is that decoder (`adopt`). The model is in evaluation
     mode, with every dropout and router jitter of its configuration set to 0: what is trained is the distribution that
     was sampled. Raises NovaError for whatever is missing, unknown or unfit.
     """
-    model = _read_model(name, dtype).to(device)
-    with _explained(name, f"{type(model).__name__} cannot be run"):
+    model = _read_model(name, dtype, trust).to(device)
+    with _explained(name, f"{type(model).__name__} cannot be run", fix=MEND):
         _check(model, name)
         decoder = adopt(model) if packing_obstacle(model.config) is None else None
         if decoder is not None and _distance(decoder, model) <= TOLERANCE:
             decoder.model.gradient_checkpointing = gradient_checkpointing
             model = decoder.eval()
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(name, trust=trust)
     if len(tokenizer) > head(model)[0].size(0):  # type: ignore[arg-type]
         raise NovaError(
             f"the tokenizer has {len(tokenizer)} tokens, the model only {head(model)[0].size(0)}",  # type: ignore[arg-type]
@@ -119,7 +132,7 @@ def save_pretrained(model: Any, directory: str, *, eos_ids: Sequence[int]) -> No
             model.save_weights(Path(directory))
 
 
-def load_tokenizer(name: str) -> Tokenizer:
+def load_tokenizer(name: str, *, trust: Trust = NOTHING) -> Tokenizer:
     """The tokenizer by directory or hub id; a missing pad token is set to eos (masks come from lengths, never ids)."""
     from transformers import AutoTokenizer
 
@@ -127,7 +140,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     if directory.is_dir() and not any(any(directory.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise NovaError("the directory holds no tokenizer files", where=name, fix=COPY_TOKENIZER)
     with _explained(name, "no tokenizer could be loaded", fix=COPY_TOKENIZER if directory.is_dir() else NAMES):
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust.runs_code(name))
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # transformers makes one up where it finds no vocabulary
         raise NovaError("the tokenizer files hold no vocabulary", where=name, fix=COPY_TOKENIZER)
     if tokenizer.eos_token_id is None:
@@ -212,21 +225,29 @@ def packing_sdpa(
     return packed_attention(query, key, value, packed_sequences, scale=scaling).transpose(1, 2).contiguous(), None
 
 
-def _read_model(name: str, dtype: torch.dtype) -> Any:
+def _read_model(name: str, dtype: torch.dtype, trust: Trust) -> Any:
     """The model that the config.json in `name` describes, with exactly the weights that lie beside it."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
     # The fast way to run a mixture of experts, one grouped product, knows no float64.
     options: dict[str, Any] = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    code = {"trust_remote_code": trust.runs_code(name)}
+    options |= {**code, "use_safetensors": None if trust.reads_pickles(name) else True}
     with _explained(name, UNREADABLE, fix=NAMES):
         try:
-            config = AutoConfig.from_pretrained(name)
+            values: dict[str, Any] = PretrainedConfig.get_config_dict(name)[0]
+            check_numbers(values, f"{name}/config.json", MEND)
+            config = AutoConfig.from_pretrained(name, **code)
+            check_weights(name, trust)
+            _check_buffers(config, name, code)
             _silence(config)
             options |= {"config": config, "dtype": dtype, "output_loading_info": True}
             model, report = AutoModelForCausalLM.from_pretrained(name, **options)
-        except OSError:  # there is nothing, or nothing to be reached
+        except (NovaError, OSError):  # there is nothing, or nothing to be reached
             raise
         except Exception as error:
+            if _asks_for_code(error):
+                raise
             _check_configuration(name, error)
             if "ignore_mismatched_sizes" not in str(error):
                 stacked = "weights that it stacks, as those of experts, are missing or of unlike shapes"
@@ -253,6 +274,22 @@ def _check_configuration(name: str, error: Exception) -> None:
         wrong = next((field for field, rest in zip(values, others, strict=True) if _can_be_made(rest)), None)
         reason = reason if wrong is None else f"{wrong} is {values[wrong]!r:.80}: {reason}"
     raise NovaError(f"{UNREADABLE}: {reason}", where=f"{name}/config.json", fix=MEND) from error
+
+
+def _check_buffers(config: Any, name: str, code: dict[str, bool]) -> None:
+    """Raises NovaError where a model of this configuration would compute tables that fill the memory. Its parameters,
+    which are compared with the weights, take none before."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            model = AutoModelForCausalLM.from_config(config, **code)
+    except Exception:  # noqa: BLE001 - it will be raised again, and explained
+        return
+    for buffer, table in model.named_buffers():
+        if table.numel() > MOST_NUMBERS:
+            what = f"{UNREADABLE}: it would hold a table, '{buffer}', of {table.numel():,} numbers"
+            raise NovaError(what, where=f"{name}/config.json", fix=MEND)
 
 
 def _can_be_made(values: dict[str, Any]) -> bool:
@@ -360,6 +397,9 @@ def _check(model: Any, name: str) -> None:
         raise NovaError(f"{type(model).__name__} has no language-model head", where=name, fix=NAMES)
     tokens, positions, cu_seqlens = _probe_tokens(model)
     logits = model(input_ids=tokens[None, :5], use_cache=False).logits[0]
+    if not bool(logits.isfinite().all()):
+        what = "the model's logits are not all finite: a weight or a number in its configuration is damaged"
+        raise NovaError(what, where=name, fix=MEND)
     shorter = model(input_ids=tokens[None, :4], use_cache=False).logits[0]
     if _relative(shorter, logits[:4]) > TOLERANCE:
         what = f"{model.config.model_type} lets tokens see their future: no causal language model"
@@ -401,7 +441,15 @@ def _explained(name: str, what: str, *, fix: str | None = None) -> Iterator[None
     except NovaError:
         raise
     except Exception as error:
+        if _asks_for_code(error):
+            what = "the model brings Python code of its own, which is not run"
+            fix = f"read that code, and if you trust it, set trust_remote_code={name}"
+            raise NovaError(what, where=name, fix=fix) from error
         raise NovaError(f"{what}: {_reason(error)}", where=name, fix=fix) from error
+
+
+def _asks_for_code(error: Exception) -> bool:
+    return "trust_remote_code" in str(error)
 
 
 def _reason(error: BaseException) -> str:
@@ -411,6 +459,8 @@ def _reason(error: BaseException) -> str:
     while isinstance(error, StrictDataclassError) and error.__cause__ is not None:
         error = error.__cause__
     text = str(error).strip()
+    if isinstance(error, UnpicklingError) or "weights_only" in text:  # torch then says how to run the code in it
+        return "a pickle file holds something else than tensors, or is damaged; it is not read"
     if isinstance(error, KeyError):
         text = str(error.args[0])
         text = text if " " in text else f"there is no {text!r}"

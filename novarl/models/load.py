@@ -23,6 +23,7 @@ from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import head
 from novarl.models.lora import merged
 from novarl.models.transformer import WHOLE, Decoder, DecoderConfig, Origin
+from novarl.models.trust import NOTHING, Trust
 
 if TYPE_CHECKING:
     from novarl.core.types import Tokenizer
@@ -80,10 +81,12 @@ def load(
     device: str | torch.device = "cpu",
     gradient_checkpointing: bool = False,
     attn: str = "auto",
+    trust: Trust = NOTHING,
 ) -> Policy:
     """The policy called `name`: "tiny" or "small" (fresh from `seed`, head `tied` or not), a directory, or a hub id.
 
     `attn`: what computes attention where sequences are packed, "auto" or a kernel's name (`attention.choose_kernel`).
+    `trust`: of which models code and pickles may be run and read; by default of none.
     Raises NovaError where `name` is none of these, or holds something other than a causal language model.
     """
     if dtype not in COMPUTE_DTYPES:
@@ -95,14 +98,15 @@ def load(
         decoder, tokenizer = tiny.build(name, seed, tied=tied)
         stated: Any = decoder.config.eos_token_id
     elif Path(name).is_dir() and holds_adapter(Path(name)):
-        options: dict[str, Any] = {"dtype": dtype, "device": device, "attn": attn}
-        return _adapted(load(base_of(Path(name)), gradient_checkpointing=gradient_checkpointing, **options), Path(name))
+        options: dict[str, Any] = {"dtype": dtype, "device": device, "attn": attn, "trust": trust}
+        base = load(base_of(Path(name)), gradient_checkpointing=gradient_checkpointing, **options)
+        return _adapted(base, Path(name), trust)
     else:
         _check_directory(name)
         own = _own_tokenizer(Path(name))
         if own is None:
             policy = _load_pretrained(
-                name, stored, compute_dtype, device, gradient_checkpointing=gradient_checkpointing
+                name, stored, compute_dtype, device, gradient_checkpointing=gradient_checkpointing, trust=trust
             )
             if policy.padded_because is not None and attn not in ("auto", "sdpa"):
                 reason = f"it runs through its own attention, padded ({policy.padded_because})"
@@ -146,14 +150,14 @@ def save(policy: Policy, directory: str | Path) -> None:
     policy.tokenizer.save_pretrained(str(directory))
 
 
-def _adapted(base: Policy, folder: Path) -> Policy:
+def _adapted(base: Policy, folder: Path, trust: Trust) -> Policy:
     """The base with the adapter in `folder` merged, and with the tokenizer that lies beside the adapter, if any."""
     merge_adapter(base.model, folder)
     tokenizer, ends = base.tokenizer, base.eos_ids
     if (folder / "tokenizer_config.json").is_file() and ByteTokenizer.read(folder) is None:
         from novarl.models.hugging_face import load_tokenizer
 
-        tokenizer = load_tokenizer(str(folder))
+        tokenizer = load_tokenizer(str(folder), trust=trust)
         if len(tokenizer) > head(base.model)[0].size(0):  # type: ignore[arg-type]
             what = f"the adapter's tokenizer has {len(tokenizer)} tokens, more than its base model"  # type: ignore[arg-type]
             raise NovaError(what, where=str(folder), fix="take the tokenizer that belongs to the base model")
@@ -162,12 +166,18 @@ def _adapted(base: Policy, folder: Path) -> Policy:
 
 
 def _load_pretrained(
-    name: str, stored: torch.dtype, compute_dtype: torch.dtype, device: torch.device, *, gradient_checkpointing: bool
+    name: str,
+    stored: torch.dtype,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+    *,
+    gradient_checkpointing: bool,
+    trust: Trust,
 ) -> Policy:
     from novarl.models.hugging_face import load_pretrained
 
     model, tokenizer, obstacle = load_pretrained(
-        name, dtype=stored, device=device, gradient_checkpointing=gradient_checkpointing
+        name, dtype=stored, device=device, gradient_checkpointing=gradient_checkpointing, trust=trust
     )
     about: Origin = (model.origin if isinstance(model, Decoder) else None) or model
     context, because = _context(about.config, tokenizer, name)
@@ -194,7 +204,7 @@ def _head_size(config: Any) -> int:
 def _eos_ids(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
     """All eos ids that the generation config states, then the tokenizer's own if it is not among them."""
     ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
-    if wrong := [value for value in ids if not isinstance(value, int)]:
+    if wrong := [value for value in ids if not isinstance(value, int) or abs(value) >= 2**31]:
         what, where = f"eos_token_id holds {wrong[0]!r}, which is no token id", f"{name}/generation_config.json"
         raise NovaError(what, where=where, fix=f"mend it, or {WHOLE}")
     return tuple(dict.fromkeys([*ids, tokenizer.eos_token_id]))
@@ -275,8 +285,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise NovaError(f"not valid JSON: {error}", where=str(path), fix=WHOLE) from error
+    except RecursionError as error:
+        raise NovaError("the file is nested too deeply", where=str(path), fix=WHOLE) from error
     if not isinstance(value, dict):
         raise NovaError("not a JSON object", where=str(path), fix=WHOLE)
     return value

@@ -15,6 +15,7 @@ A cache is any object with `update(key[B, Hkv, L, Dh], value, layer_idx) -> (key
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -28,6 +29,7 @@ from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.models.attention import causal_attention, masked_attention, packed_attention
 from novarl.models.fused import Linear, rms_norm, rotate, swiglu
+from novarl.models.numbers import check_numbers
 from novarl.models.packing import Kernel, Packing
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ class DecoderConfig:
             if field.name in _OTHERS or (field.name not in given and field.default is not MISSING):
                 continue
             value, (kind, least, wanted) = given.get(field.name), _KINDS[str(field.type)]
-            if not isinstance(value, kind) or (least is not None and value < least):
+            if not isinstance(value, kind) or (least is not None and not least <= value < math.inf):
                 found = f"is {value!r}" if field.name in given else "is missing"
                 raise NovaError(f"{field.name} {found}", where=where, fix=f"it should be {wanted}: {WHOLE}")
             known[field.name] = value
@@ -374,15 +376,22 @@ class Decoder(nn.Module):
 
         directory = Path(directory)
         where = str(directory / "config.json")
-        config = DecoderConfig.from_dict(json.loads((directory / "config.json").read_text("utf-8")), where=where)
-        model = cls(config, seed=None)
+        values = json.loads((directory / "config.json").read_text("utf-8"))
+        check_numbers(values, where, WHOLE)
+        config = DecoderConfig.from_dict(values, where=where)
         tensors = load_file(directory / "model.safetensors")
-        ours = dict(model.named_parameters())
+        try:
+            with torch.device("meta"):  # what does not fit is found out before there is memory for it
+                ours = dict(cls(config, seed=None).named_parameters())
+        except (RuntimeError, TypeError) as error:
+            what = f"no model can be made by it: {str(error).splitlines()[0]}"
+            raise NovaError(what, where=where, fix=WHOLE) from error
         wrong = sorted(ours.keys() ^ tensors.keys()) or [n for n, p in ours.items() if p.shape != tensors[n].shape]
         if wrong:
             file = str(directory / "model.safetensors")
             raise NovaError(f"tensor '{wrong[0]}' does not fit config.json", where=file, fix=WHOLE)
         with torch.no_grad():
-            for name, parameter in ours.items():
+            model = cls(config, seed=None)
+            for name, parameter in model.named_parameters():
                 parameter.copy_(tensors[name])
         return model

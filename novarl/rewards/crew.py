@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from novarl.core.errors import NovaError
+from novarl.core.pipe import Cancelled
 from novarl.rewards.lane import Function, Lane
-from novarl.rewards.pipe import Cancelled
 
 RESERVE = 4
 """Of so many workers that are lacking one more is started than that: the next batch may be larger."""
@@ -33,13 +33,14 @@ class Worker:
 
 
 class Crew:
-    """The workers of one file, whose first is started here. `time_limit` is in seconds, for one call.
+    """The workers of one file, whose first is started here. `time_limit` is in seconds, for one call, `memory` in
+    bytes, for one worker.
 
     Errors: NovaError for a file that does not import, with file and line.
     """
 
-    def __init__(self, path: Path, *, time_limit: float) -> None:
-        self.path, self.time_limit = path, time_limit
+    def __init__(self, path: Path, *, time_limit: float, memory: int | None = None) -> None:
+        self.path, self.time_limit, self.memory = path, time_limit, memory
         self._closed = threading.Event()
         self.first = self._new()
         self._workers = [self.first]
@@ -110,4 +111,4 @@ class Crew:
 
     def _new(self) -> Worker:
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"user-file-{self.path.stem}")
-        return Worker(Lane(self.path, time_limit=self.time_limit), thread)
+        return Worker(Lane(self.path, time_limit=self.time_limit, memory=self.memory), thread)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
-from novarl.rewards.pipe import Cancelled, Died, Pipe
+from novarl.core.pipe import Cancelled, Died, Pipe
 from novarl.rewards.verdict import Failure
 
 Call = tuple[Sequence[Any], dict[str, Any]]
@@ -47,11 +47,11 @@ class Exchange:
 
 
 class Lane:
-    """The worker that runs one file. `time_limit` is in seconds, for one call; calls of an async function run at the
-    same time, others one after another and each handed over alone."""
+    """The worker that runs one file. `time_limit` is in seconds, for one call, `memory` in bytes. Calls of an async
+    function run at the same time, others one after another and each handed over alone."""
 
-    def __init__(self, path: Path, *, time_limit: float) -> None:
-        self.path, self.time_limit = path, time_limit
+    def __init__(self, path: Path, *, time_limit: float, memory: int | None = None) -> None:
+        self.path, self.time_limit, self.memory = path, time_limit, memory
         self.late = Failure(f"ran past its limit of {time_limit:g} s and was stopped")
         self._pipe: Pipe | None = None
         self._begun: tuple[int, float] | None = None
@@ -60,27 +60,29 @@ class Lane:
         """Start the worker; the functions of the file. NovaError, with file and line, where it does not import, or the
         system has no process left."""
         try:
-            pipe = Pipe()
+            pipe = Pipe("novarl.rewards.worker")
         except OSError as error:
             what, fix = f"no process could be started: {error.strerror or error}", "lower rollout.reward_workers"
             raise NovaError(what, where=str(self.path), fix=fix) from error
         deadline = time.monotonic() + within
         fix = "the file must import on its own, as `python FILE` would"
         try:
-            pipe.send({"op": "load", "path": str(self.path)}, deadline=deadline, cancelled=cancelled)
+            request = {"op": "load", "path": str(self.path), "memory": self.memory}
+            pipe.send(request, deadline=deadline, cancelled=cancelled)
             reply = pipe.receive(deadline=deadline, cancelled=cancelled)
         except TimeoutError as error:
             pipe.kill()
             raise NovaError(f"importing it took longer than {within:g} s", where=str(self.path), fix=fix) from error
         except Died as death:
             pipe.kill()
-            raise NovaError(f"importing it {death}", where=str(self.path), fix=fix) from death
+            raise NovaError(f"importing it {death}{self._allowed}", where=str(self.path), fix=fix) from death
         except Cancelled:
             pipe.kill()
             raise
         if "error" in reply:
             pipe.kill()
-            raise NovaError(**reply["error"])
+            about = reply["error"]
+            raise NovaError(self._with_limit(about["what"]), where=about["where"], fix=about["fix"])
         self._pipe = pipe
         return {name: self._described(name, about) for name, about in reply["functions"].items()}
 
@@ -179,13 +181,27 @@ class Lane:
         if not exchange.results:
             exchange.waited, exchange.answered = self.time_limit - (exchange.deadline - time.monotonic()), True
         number = list(exchange.calls)[reply["call"]]
-        exchange.results[number] = reply["value"] if "value" in reply else Failure(*reply["error"])
+        if "value" in reply:
+            exchange.results[number] = reply["value"]
+        else:
+            reason, trace = reply["error"]
+            exchange.results[number] = Failure(self._with_limit(reason), trace)
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
         self.kill()
         reason = "was given up, as the run is stopping" if isinstance(error, Cancelled) else str(error)
+        reason += self._allowed if isinstance(error, Died) else ""
         failure = self.late if isinstance(error, TimeoutError) else Failure(reason)
         exchange.results |= dict.fromkeys(exchange.silent, failure)
+
+    @property
+    def _allowed(self) -> str:
+        """The memory that the worker may have, where that is limited: libraries end a process that lacks it."""
+        return "" if self.memory is None else f" (its memory is limited to {self.memory / 1e6:.0f} MB)"
+
+    def _with_limit(self, reason: str) -> str:
+        lacked = "raised MemoryError" in reason and self.memory is not None
+        return f"{reason.rstrip(': ')}{self._allowed}" if lacked else reason
 
     def _described(self, name: str, about: dict[str, Any]) -> Function:
         where = str(self.path) if about["line"] is None else f"{self.path}:{about['line']}"

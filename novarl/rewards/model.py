@@ -26,6 +26,7 @@ from novarl.data.render import render_sft
 from novarl.models.heads import VALUE_HEAD, ValueModel, last_positions, load_head, token_values
 from novarl.models.implicit import ImplicitModel
 from novarl.models.load import Policy, load
+from novarl.models.trust import NOTHING, Trust
 from novarl.rewards.verdict import Failure, Verdict
 
 SETTINGS = "reward_model.json"
@@ -118,20 +119,23 @@ class ModelReward:
         return as_sequence((tokens[-self.policy.context :], mask[-self.policy.context :]))
 
 
-def load_model_reward(place: str, *, device: str = "cpu", where: str | None = None) -> ModelReward:
+def load_model_reward(
+    place: str, *, device: str = "cpu", where: str | None = None, trust: Trust = NOTHING
+) -> ModelReward:
     """The reward model in `place`: a run of novarl rm, one of its checkpoints, or the model folder itself.
 
     NovaError, at `where` (the key that named it): nothing is there, it is no reward model, or it cannot be read.
     """
     folder = _folder(place, where or f"reward=model:{place}")
     settings = _settings(folder)
-    policy = load(str(folder), device=device)
+    trust = trust.of_copy(place, str(folder))
+    policy = load(str(folder), device=device, trust=trust)
     model: ValueModel | ImplicitModel
     if (folder / VALUE_HEAD).is_file():
         policy.model.requires_grad_(False)
         model = ValueModel(policy.model, load_head(folder, policy.model).requires_grad_(False))
     else:
-        model = _implicit(folder, policy, settings, device)
+        model = _implicit(folder, policy, settings, device, trust)
     chat, plain = bool(settings.get("apply_chat_template", True)), bool(settings.get("plain", False))
     template_kwargs = settings.get("template_kwargs") or {}
     if not isinstance(template_kwargs, dict):
@@ -144,12 +148,12 @@ def load_model_reward(place: str, *, device: str = "cpu", where: str | None = No
     return ModelReward(policy, model, apply_chat_template=chat, plain=plain, template_kwargs=template_kwargs)
 
 
-def load_implicit(place: str, where: str, *, device: str) -> ModelReward:
+def load_implicit(place: str, where: str, *, device: str, trust: Trust = NOTHING) -> ModelReward:
     """The implicit reward model in `place`. NovaError, at `where`: there is none."""
     if (_folder(place, where) / VALUE_HEAD).is_file():
         what = "this reward model has a scalar head, and says nothing of single tokens"
         raise NovaError(what, where=where, fix="name a run of novarl rm loss=implicit_ce (or _dpo, _kto)")
-    return load_model_reward(place, device=device, where=where)
+    return load_model_reward(place, device=device, where=where, trust=trust)
 
 
 def _comparison(folder: Path, settings: dict[str, Any]) -> tuple[float, str]:
@@ -161,7 +165,7 @@ def _comparison(folder: Path, settings: dict[str, Any]) -> tuple[float, str]:
     return beta, reference
 
 
-def _implicit(folder: Path, policy: Policy, settings: dict[str, Any], device: str) -> ImplicitModel:
+def _implicit(folder: Path, policy: Policy, settings: dict[str, Any], device: str, trust: Trust) -> ImplicitModel:
     """The model with its reference. NovaError: the reference is not where the settings say."""
     beta, reference = _comparison(folder, settings)
     there = folder.resolve() / reference
@@ -170,7 +174,7 @@ def _implicit(folder: Path, policy: Policy, settings: dict[str, Any], device: st
         raise NovaError(
             what, where=str(folder), fix="copy the whole run, not only the model's folder, or train it again"
         )
-    base = load(str(there), device=device)
+    base = load(str(there), device=device, trust=trust.of_copy(str(folder), str(there)))
     for model in (policy.model, base.model):
         model.requires_grad_(False)
     return ImplicitModel(policy.model, base.model, beta, policy.compute_dtype)

@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
+from novarl.core.pipe import Cancelled
 from novarl.rewards.crew import Crew, Worker
 from novarl.rewards.lane import Call, Exchange, Function, Lane
-from novarl.rewards.pipe import Cancelled
 from novarl.rewards.verdict import Failure
 
 MOST_HANGS = 3
@@ -61,7 +61,8 @@ _GLANCE = 0.05
 
 
 class UserProcess:
-    """Calls the functions of one Python file in worker processes. `time_limit` is in seconds, for one call.
+    """Calls the functions of one Python file in worker processes. `time_limit` is in seconds, for one call, `memory` in
+    bytes, for one process (None: no limit).
 
     `workers`: None: by need. All but the first start when a batch first needs them. Calls of an async function, which
     run at the same time anyway, go to the first.
@@ -69,17 +70,17 @@ class UserProcess:
     Errors, on creation: NovaError for a missing file or one that does not import, with file and line.
     """
 
-    def __init__(self, path: Path, *, time_limit: float, workers: int | None = 1) -> None:
+    def __init__(self, path: Path, *, time_limit: float, workers: int | None = 1, memory: int | None = None) -> None:
         if not path.is_file():
             what = "is a directory, not a Python file" if path.is_dir() else "no such file"
             raise NovaError(what, where=str(path), fix="give the path of a Python file, from the current directory")
         self.path = path
         self.time_limit = time_limit
-        self.workers = workers
+        self.workers, self.memory = workers, memory
         self._slowest: dict[str, float] = {}
         self._usual: dict[str, float] = {}
         self._loads: defaultdict[str, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=LATELY))
-        self._crew = Crew(path, time_limit=time_limit)
+        self._crew = Crew(path, time_limit=time_limit, memory=memory)
         self.functions = self._crew.functions
 
     def function(self, name: str) -> Function:
@@ -239,7 +240,7 @@ class UserProcess:
             return {}
         if function.is_async and lane.running(exchange, cancelled) is None:
             return {}  # all of them wait, as async functions should: they end themselves at their limit
-        spare = Lane(self.path, time_limit=self.time_limit)
+        spare = Lane(self.path, time_limit=self.time_limit, memory=self.memory)
         try:
             spare.start(cancelled, within=max(0.0, exchange.deadline - time.monotonic()))
             trial = spare.begin(function, {number: calls[-1]}, cancelled)

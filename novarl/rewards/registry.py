@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from novarl.core.errors import NovaError
+from novarl.models.trust import Trust
 from novarl.rewards import user_file
 from novarl.rewards.length import length
 from novarl.rewards.lexical import lexical
@@ -47,13 +48,16 @@ def find_reward(
     time_limit: float = user_file.TIME_LIMIT,
     workers: int | None = 1,
     columns: Collection[str] | None = None,
+    memory: int | None = None,
     device: str = "cpu",
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    trust: Trust | None = None,
 ) -> Scorer:
     """The reward `source` names: a built-in one with its `options`; a function of a file, `file.py:name`
-    (`user_file.load`, in so many `workers`, with the data's `columns` where they are known, and the run's `progress`);
-    or a trained reward model, `model:FOLDER`, on `device`. NovaError for anything else."""
+    (`user_file.load`, in so many `workers` of `memory` bytes, with the data's `columns` where they are known, and the
+    run's `progress`); or a trained reward model, `model:FOLDER`, on `device` and with `trust` in its files. NovaError
+    for anything else."""
     if source == "math":
         if columns is not None and "answer" not in columns:
             what = "compares with a reference answer, and the data has no column 'answer'"
@@ -64,9 +68,11 @@ def find_reward(
     if source.startswith("model:"):
         from novarl.rewards.model import load_model_reward  # only here, because it needs torch
 
-        return load_model_reward(source.removeprefix("model:"), device=device)
+        return load_model_reward(source.removeprefix("model:"), device=device, trust=trust or Trust())
     if ".py" in source:
-        return user_file.load(source, time_limit=time_limit, workers=workers, columns=columns, progress=progress)
+        return user_file.load(
+            source, time_limit=time_limit, workers=workers, columns=columns, memory=memory, progress=progress
+        )
     if source in _OF_TRL:
         name, line = source, f"from trl.rewards import {source}"
         if source.startswith("get_"):

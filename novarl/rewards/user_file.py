@@ -80,6 +80,7 @@ def load(
     workers: int | None = 1,
     columns: Collection[str] | None = None,
     progress: Progress | None = None,
+    memory: int | None = None,
 ) -> FileReward:
     """The reward `file.py:name` (the name is `reward_fn` where none is given), its process started and its form known.
 
@@ -89,12 +90,13 @@ def load(
     columns:        the data's columns beside the prompt, where known: a function that needs one that is not there is
                     refused, with the nearest one
     progress:       what `trainer_state` says
+    memory:         bytes that each process may have; None: no limit
 
     Errors: NovaError, one line with file and line, for a missing file or name, a file that does not import, or a
     function that does not take the policy's answer in any form.
     """
     path, name = split_spec(spec)
-    process = UserProcess(path, time_limit=time_limit, workers=workers)
+    process = UserProcess(path, time_limit=time_limit, workers=workers, memory=memory)
     try:
         reward = FileReward(process, process.function(name), progress)
         if columns is not None:

@@ -1,11 +1,9 @@
-"""The process in which a user's file runs: `python -m novarl.rewards.worker`, JSON lines in and out.
+"""The process in which a user's file runs: `python -m novarl.rewards.worker`, JSON in and out.
 
-Requests come on standard input, replies go to what was standard output. Both are moved aside first, so that a print of
-the user's, of a C library or of a subprocess goes to standard error and can never be read as a reply; `input()` finds
-the end of file. A thread reads the requests, so that the end of the parent ends this process at once, whatever the
-user's code is doing.
+It speaks through a `core.channel`. A thread reads the requests, so that it can be asked while the user's code runs.
 
-    {"op": "load", "path": P}                           -> {"functions": {name: {...}}} | {"error": {what, where, fix}}
+    {"op": "load", "path": P, "memory": bytes | null}    -> {"functions": {name: {...}}, "pid": N}
+                                                         | {"error": {what, where, fix}}
     {"op": "call", "function": F, "calls": [[args, kwargs], ...], "limit": seconds}
                                                          -> {"call": i, "value": V} | {"call": i, "error": [reason,
                                                          traceback]}, one each
@@ -14,14 +12,12 @@ user's code is doing.
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import queue
-import signal
+import resource
 import sys
 import threading
 import traceback
@@ -30,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
+from novarl.core.channel import Channel, TooLarge
 from novarl.rewards.services import Services
 
 if TYPE_CHECKING:
@@ -37,14 +34,15 @@ if TYPE_CHECKING:
 
 Request = dict[str, Any]
 
+MOST_CHARACTERS = 20_000
+"""Of what an error says, and of its traceback's end."""
+
 
 class Worker:
     """Loads one file and calls its functions, several at once where they are async."""
 
-    def __init__(self, requests: int, replies: int) -> None:
-        self.requests = os.fdopen(requests, "rb")
-        self.replies = os.fdopen(replies, "wb")
-        self.lock = threading.Lock()
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
         self.waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.module: ModuleType | None = None
@@ -54,16 +52,19 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
         while (request := self.waiting.get())["op"] != "stop":
             if request["op"] == "load":
-                self.reply(self.load(Path(request["path"])))
+                self.reply(self.load(Path(request["path"]), request.get("memory")))
             else:
                 self.call(request)
 
     def reply(self, message: dict[str, Any]) -> None:
-        with self.lock:
-            self.replies.write(json.dumps(message).encode() + b"\n")
-            self.replies.flush()
+        try:
+            self.channel.reply(message)
+        except TooLarge as error:
+            self.channel.reply({"call": message["call"], "error": [f"returned {error}", ""]})
 
-    def load(self, path: Path) -> dict[str, Any]:
+    def load(self, path: Path, memory: int | None = None) -> dict[str, Any]:
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         sys.dont_write_bytecode = True  # a run leaves no __pycache__ beside the user's files
         folder = str(path.parent.resolve())
         sys.path.insert(0, folder)  # as `python FILE` does, so that it may import its neighbours
@@ -78,7 +79,7 @@ class Worker:
             theirs, sys.path = sys.path, [place for place in sys.path if place != folder]
             importlib.import_module("asyncio")
             sys.path = theirs
-        return {"functions": {name: _describe(path, thing) for name, thing in functions.items()}}
+        return {"functions": {name: _describe(path, thing) for name, thing in functions.items()}, "pid": os.getpid()}
 
     def call(self, request: Request) -> None:
         function: Callable[..., Any] = getattr(self.module, request["function"])
@@ -116,14 +117,11 @@ class Worker:
         self.loop.run_until_complete(every())
 
     def _read(self) -> None:
-        for line in self.requests:
-            request: Request = json.loads(line)
+        for request in self.channel:
             if request["op"] == "running":
                 self.reply({"running": self._running()})
             else:
                 self.waiting.put(request)
-        _end_all()  # the parent is gone
-        os._exit(0)
 
     def _running(self) -> int | None:
         """Which async call computes at this moment."""
@@ -181,7 +179,7 @@ def _import_error(path: Path, error: BaseException) -> dict[str, str]:
         }
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _name(path)]
     where = f"{path}:{lines[-1]}" if lines else str(path)
-    what = f"importing it raised {type(error).__name__}: {error}"
+    what = f"importing it raised {type(error).__name__}: {_short(error)}"
     return {"what": what, "where": where, "fix": "the file must import on its own, as `python FILE` would"}
 
 
@@ -207,23 +205,17 @@ def _failure(error: BaseException) -> list[str]:
     if isinstance(error, NoJSON):
         return [str(error), ""]
     trace = "".join(traceback.format_exception(error)).strip()
-    return [f"raised {type(error).__name__}: {error}", trace]
+    return [f"raised {type(error).__name__}: {_short(error)}", trace[-MOST_CHARACTERS:]]
 
 
-def _end_all() -> None:
-    """Leave nothing behind, neither us nor what the user's code has started."""
-    if os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
+def _short(error: BaseException) -> str:
+    """What an error says, which may be the whole text that it is about."""
+    text = str(error)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
 def main() -> None:
-    atexit.register(_end_all)  # before the user's own, so called after them
-    requests, replies = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    Worker(requests, replies).serve()
+    Worker(Channel()).serve()
 
 
 if __name__ == "__main__":

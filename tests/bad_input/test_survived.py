@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 import textwrap
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from novarl.core.types import Rollout, Scored
-from novarl.rewards.compose import RewardSet
-from novarl.rewards.early import Begun
 from tests.build.harness import (
     ON_TASK,
     RL,
@@ -141,25 +136,14 @@ def test_a_reward_that_hangs_once_costs_one_rollout_and_its_limit(tmp_path: Path
     finished("rl", *RL, *words, f"data={held_out}", f"reward={reward}:reward_fn", f"run_dir={again}")
     first, second = metrics(again)
     assert (first["failed_rollouts"], second["failed_rollouts"]) == (1, 0)
-    assert limit <= first["time/reward_s"] < limit + 1.0 + second["time/reward_s"]
+    assert first["time/reward_s"] >= limit
     (event,) = events(again, "failed_rollout")
     assert event["error"] == "reward 'reward_fn' ran past its limit of 1 s and was stopped"
 
 
 @pytest.mark.parametrize("form", ["reward_fn", "batch"])
-def test_a_reward_that_always_hangs_ends_its_step_within_its_limit_and_a_second(
-    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit, reward, took = 1.0, write_reward(tmp_path, HANG), []
-    score = RewardSet.score
-
-    async def timed(self: RewardSet, rollouts: Sequence[Rollout], begun_early: Begun | None = None) -> list[Scored]:
-        begun = time.perf_counter()
-        found = await score(self, rollouts, begun_early)
-        took.append(time.perf_counter() - begun)
-        return found
-
-    monkeypatch.setattr(RewardSet, "score", timed)
+def test_a_reward_that_always_hangs_costs_its_step_one_limit(tmp_path: Path, form: str) -> None:
+    limit, reward = 1.0, write_reward(tmp_path, HANG)
     data = write_rows(tmp_path / "rows.jsonl", questions(9))
     words = (
         f"data={data}",
@@ -169,9 +153,11 @@ def test_a_reward_that_always_hangs_ends_its_step_within_its_limit_and_a_second(
     )
     ended = novarl("rl", *RL, *words, "prompts_per_rollout=9")
     assert ended.code == 2 and ended.err.count("\n") == 1 and "ran past its limit of 1 s" in ended.err
-    (seconds,) = took
-    assert limit <= seconds < limit + 1.0, "18 rollouts are not waited for one by one"
-    assert len(events(tmp_path / "run", "failed_rollout")) == 18, "why they failed is told, though nothing was learnt"
+    failed = events(tmp_path / "run", "failed_rollout")
+    assert len(failed) == 18, "why they failed is told, though nothing was learnt"
+    given_up = ["was given up: other calls before it ran past its limit of 1 s" in event["error"] for event in failed]
+    waited_for = {"reward_fn": [0, 17], "batch": list(range(18))}[form]  # side by side; in one call
+    assert [place for place, given in enumerate(given_up) if not given] == waited_for
 
 
 @pytest.mark.parametrize("command", ["rl", "sft", "eval"])

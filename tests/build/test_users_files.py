@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +113,9 @@ def test_the_process_of_interact_ends_with_the_run(tmp_path: Path, command: str)
 def test_interact_has_the_limit_of_the_rewards(tmp_path: Path) -> None:
     data, (env, seen) = write_rows(tmp_path / "rows.jsonl", rows("texts")), tools(tmp_path, hang=True)
     words = ("model=tiny", "eval.n=4", "rollout.max_tokens=4", f"data={data}", env, "rollout.reward_timeout=0.5")
-    begun = time.perf_counter()
     ended = novarl("eval", *words, f"run_dir={tmp_path / 'run'}")
     assert ended.code == 2 and "ran past its limit of 0.5 s" in ended.err
-    assert time.perf_counter() - begun < 8.0 and not running(seen)
+    assert 0 < len(list(seen.iterdir())) <= 4 and not running(seen), "a process for each that was waited for"
 
 
 def test_after_an_evaluation_nothing_is_advised_that_was_not_written(tmp_path: Path) -> None:

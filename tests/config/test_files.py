@@ -126,6 +126,8 @@ def test_a_text_key_takes_its_override_literally() -> None:
         ),
         ("deep.yaml", "a: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
         ("deep.json", '{"a": ' * 30000, "nested too deeply"),
+        ("dots.toml", ".".join("a" * 20_000) + "=1", "nested too deeply"),
+        ("dots.toml", ".".join("a" * 200) + "=1", "nested too deeply"),
         ("control.yaml", "task: so\x00rt\n", "not YAML"),
         ("config.ini", "[a]\n", "a configuration is a YAML, TOML or JSON file"),
         ("folder.yaml", ..., "cannot be read"),

@@ -109,6 +109,7 @@ NEUTRAL = [
     "log.samples_every=null",
     "rollout.reward_timeout=5",
     "rollout.reward_workers=3",
+    "rollout.reward_memory=4000",
     "max_bad_rows=0.5",
     "threads=1",
     "device=cpu",

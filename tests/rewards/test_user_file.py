@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -86,40 +85,42 @@ def test_a_row_may_give_several_rewards_by_name(say, write) -> None:
     assert only.rewards == {"mine/role": 1.0, "mine/turns": 2.0} and only.reward == 3.0
 
 
-def test_a_hanging_reward_ends_within_its_limit_and_a_second(say, write) -> None:
+def test_a_hanging_reward_is_ended_by_its_limit(say, write) -> None:
     reward = load(str(write(ROWS)), time_limit=1.0)
-    start = time.perf_counter()
     (only,) = score(reward, [say("hang")])
-    assert only.reward is None
-    assert 1.0 <= time.perf_counter() - start < 2.0
+    assert only.reward is None and "ran past its limit of 1 s and was stopped" in str(only.error)
 
 
 ASYNC = """
     import asyncio
 
+    waiting = 0
+
     async def reward_fn(messages, answer):
+        global waiting
         text = messages[-1]["content"]
         if text == "hang":
             while True: pass
-        await asyncio.sleep(60 if text == "slow" else 0.3)
+        if text == "twenty":
+            waiting += 1
+            while waiting < 20: await asyncio.sleep(0.01)
+        await asyncio.sleep(3600 if text == "slow" else 0.01)
         return 1 / len(text)
 """
 
 
 def test_async_rows_run_together_and_fail_apart(say, write) -> None:
-    reward = load(str(write(ASYNC)), time_limit=2.0)
-    start = time.perf_counter()
-    scored = score(reward, [say("ab") for _ in range(20)] + [say("slow"), say("")])
-    assert time.perf_counter() - start < 3.0, "twenty waits of 0.3 s are one"
-    assert [item.reward for item in scored] == [0.5] * 20 + [None, None]
+    """Each of the twenty waits until all of them do."""
+    reward = load(str(write(ASYNC)), time_limit=3.0)
+    scored = score(reward, [say("twenty") for _ in range(20)] + [say("slow"), say("")])
+    assert [item.reward for item in scored] == [1 / 6] * 20 + [None, None]
     assert "ran past its limit" in str(scored[20].error) and "ZeroDivisionError" in str(scored[21].error)
 
 
 def test_an_async_row_that_never_waits_is_found_out(say, write) -> None:
     reward = load(str(write(ASYNC)), time_limit=1.0)
-    start = time.perf_counter()
     (only,) = score(load(str(write(ASYNC)), time_limit=1.0), [say("hang")])
-    assert only.reward is None and time.perf_counter() - start < 2.2
+    assert only.reward is None and "ran past its limit of 1 s and was stopped" in str(only.error)
     scored = score(reward, [say("a"), say("hang"), say("ab")])
     assert [item.reward for item in scored] == [1.0, None, 0.5]
 

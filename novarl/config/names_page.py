@@ -30,8 +30,8 @@ A configuration is a YAML, TOML or JSON file, then `key=value` pairs, later ones
 Lists and mappings are written in brackets (`rollout.stop='[END, STOP]'`), nothing as `null`. On the command line
 `--ema-beta 0.5` and `--ema-beta=0.5` are read as `ema_beta=0.5`, `--compile` as `compile=true`, `--no-compile` as
 `compile=false`, `--rollout.stop END STOP` as a list, and `--config FILE` as the file. How many words a flag takes
-depends on its key: one that is true or false takes no other word. YAML is read by the core schema of YAML 1.2: `1e-5` is a
-number; `no`, `on` and `2024-01-01` are text. A file may name the command it is for: `kind: rl`.
+depends on its key: one that is true or false takes no other word. YAML is read by the core schema of YAML 1.2: `1e-5`
+is a number; `no`, `on` and `2024-01-01` are text. A file may name the command it is for: `kind: rl`.
 """
 
 TRL = """\

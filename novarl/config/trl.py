@@ -48,13 +48,16 @@ _ALIASES: tuple[Row, ...] = (
         note="with as many updates_per_rollout unless you name them",
         means="the passes over the answers of each rollout",
     ),
-    Alias(
-        "num_ppo_epochs",
-        ("epochs_per_rollout",),
-        "TRL",
-        2,
-        implies={"updates_per_rollout": as_many},
-        note="with as many updates_per_rollout unless you name them",
+    *(
+        Alias(
+            old,
+            ("epochs_per_rollout",),
+            "TRL",
+            2,
+            implies={"updates_per_rollout": as_many},
+            note="with as many updates_per_rollout unless you name them",
+        )
+        for old in ("num_ppo_epochs", "ppo_epochs")
     ),
     Alias("epsilon", ("clip.low",), "TRL", 0.3, note="and clip.high, unless that is given"),
     *rows("TRL", 0.3, "clip.high", "epsilon_high"),
@@ -225,6 +228,7 @@ _HINTS: tuple[Row, ...] = (
         "leave it out, or write updates_per_rollout",
         "steps_per_generation",
         "num_mini_batches",
+        "mini_batch_size",
         commands=_RL,
     ),
     *hinted(

@@ -77,7 +77,7 @@ OVER_TIME = [
     (MOVING, "epochs_per_rollout=1"),
     (MOVING, "clip.low=0.001"),
     (MOVING, "clip.high=0.001"),
-    (f"{MOVING} updates_per_rollout=8 clip.high=0.0001", "clip.dual=1.0002"),
+    (f"{MOVING} updates_per_rollout=8 clip.high=0.0001 clip.dual=9", "clip.dual=1.0002"),
     (f"{MOVING} loss.surrogate=sapo", "loss.tau_pos=3"),
     (f"{MOVING} loss.surrogate=sapo", "loss.tau_neg=3"),
     (MOVING, "kl.type=loss kl.coef=1"),

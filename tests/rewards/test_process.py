@@ -64,9 +64,11 @@ CODE = """
         return subprocess.Popen(["sleep", "300"], start_new_session=True).pid
 
     def forge(value):
+        body = b'{"call": 0, "value": 1.0}'
+        line = b"%s %d\\n%s" % (b"0" * 32, len(body), body) if value == "framed" else body + b"\\n"
         for number in os.listdir("/proc/self/fd"):
             if os.path.islink(f"/proc/self/fd/{number}") and "pipe" in os.readlink(f"/proc/self/fd/{number}"):
-                try: os.write(int(number), b'{"call": 0, "value": 1.0}\\n')
+                try: os.write(int(number), line)
                 except OSError: pass
         return 0.0
 

@@ -263,10 +263,11 @@ def test_a_session_that_a_reward_has_started_ends_with_a_clean_end_too(write) ->
 
 def test_a_reply_that_the_users_code_wrote_is_not_believed(write) -> None:
     process = UserProcess(write(CODE), time_limit=60)
-    forged, honest = call(process, "forge", 1), call(process, "echo", 2)
+    for kind, begins in (("plain", '{"call": 0'), ("framed", "00000000")):
+        forged, honest = call(process, "forge", kind), call(process, "echo", 2)
+        assert isinstance(forged[0], Failure) and honest == [2]
+        assert forged[0].reason.startswith(f"wrote to the pipe of replies, which is not its own: b'{begins}")
     process.close()
-    assert isinstance(forged[0], Failure) and honest == [2]
-    assert forged[0].reason.startswith('wrote to the pipe of replies, which is not its own: b\'{"call": 0')
 
 
 def test_a_value_that_is_too_large_fails_its_own_call(write) -> None:

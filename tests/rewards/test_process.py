@@ -64,9 +64,11 @@ CODE = """
         return subprocess.Popen(["sleep", "300"], start_new_session=True).pid
 
     def forge(value):
+        body = b'{"call": 0, "value": 1.0}'
+        line = b"%s %d\\n%s" % (b"0" * 32, len(body), body) if value == "framed" else body + b"\\n"
         for number in os.listdir("/proc/self/fd"):
             if os.path.islink(f"/proc/self/fd/{number}") and "pipe" in os.readlink(f"/proc/self/fd/{number}"):
-                try: os.write(int(number), b'{"call": 0, "value": 1.0}\\n')
+                try: os.write(int(number), line)
                 except OSError: pass
         return 0.0
 
@@ -261,10 +263,11 @@ def test_a_session_that_a_reward_has_started_ends_with_a_clean_end_too(write) ->
 
 def test_a_reply_that_the_users_code_wrote_is_not_believed(write) -> None:
     process = UserProcess(write(CODE), time_limit=60)
-    forged, honest = call(process, "forge", 1), call(process, "echo", 2)
+    for kind, begins in (("plain", '{"call": 0'), ("framed", "00000000")):
+        forged, honest = call(process, "forge", kind), call(process, "echo", 2)
+        assert isinstance(forged[0], Failure) and honest == [2]
+        assert forged[0].reason.startswith(f"wrote to the pipe of replies, which is not its own: b'{begins}")
     process.close()
-    assert isinstance(forged[0], Failure) and honest == [2]
-    assert forged[0].reason.startswith('wrote to the pipe of replies, which is not its own: b\'{"call": 0')
 
 
 def test_a_value_that_is_too_large_fails_its_own_call(write) -> None:
@@ -320,8 +323,9 @@ def spoken() -> Iterator[Spoken]:
     made.pipe.kill()
 
 
-def test_the_limit_holds_while_a_reply_flows(spoken: Spoken) -> None:
-    size, written, ended = 10_000, [], threading.Event()
+def test_the_limit_holds_while_a_reply_flows(spoken: Spoken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spoken.pipe, "_wait", lambda *_, **__: None)  # there is always something to read
+    size, written, ended = 1000, [], threading.Event()
 
     def drip() -> None:
         os.write(spoken.end, b"%s %d\n" % (spoken.secret, size))

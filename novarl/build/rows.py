@@ -64,14 +64,14 @@ class Rows(Generic[T]):
         if not data or not wanted:
             return []
         if not self.held_out:
-            few = f"of fewer than {HELD_OUT_SHARE} rows none is held out, so nothing is evaluated"
-            return [f"{few} (eval.data may name others)"]
+            few = f"fewer than {HELD_OUT_SHARE} rows: no held-out split, so evaluation is skipped"
+            return [f"{few} (eval.data=FILE evaluates on other rows)"]
         learnt = set(map(_content, self.train))
         known = sum(_content(item) in learnt for item in self.held_out)
         if not known:
             return []
         many = f"{known:,} of {len(self.held_out):,} held-out {'row is' if len(self.held_out) == 1 else 'rows are'}"
-        return [f"{many} learnt from too, word for word: the score is not one on new rows alone"]
+        return [f"{many} in the training rows too, word for word: the score is not on new rows alone"]
 
     def report(self, bus: Bus) -> None:
         """An event for each row that could not be used."""

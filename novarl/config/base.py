@@ -57,7 +57,9 @@ class Config(Node):
     @field_validator("trust_remote_code", "trust_pickle", mode="before")
     @classmethod
     def _models_are_named(cls, value: Any) -> Any:
-        if isinstance(value, bool):
+        if value is False:
+            return ()
+        if value is True:
             raise PydanticCustomError("unnamed", "must name the models, by directory or hub id")
         return [value] if isinstance(value, str) else value
 

@@ -166,7 +166,6 @@ _FIXED: tuple[Row, ...] = (
     Fixed("f_divergence_type", ("reverse_kl",), "TRL", "the losses are of the reverse KL", ("dpo",)),
     Fixed("use_weighting", (False,), "TRL", "pairs are not weighted", ("dpo",)),
     Fixed("label_smoothing_factor", (0, 0.0), "TRL", "the loss of tokens is not smoothed", TRAINING),
-    Fixed("trust_remote_code", (False,), "TRL", "code from a model's folder is not run", TRAINING),
     *(
         Fixed(name, (False,), "TRL", f"{what} is not supported yet", TRAINING)
         for name, what in (

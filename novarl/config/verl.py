@@ -169,7 +169,7 @@ _FIXED: tuple[Row, ...] = (
     Fixed("trainer.val_before_train", (True,), "verl", "a run is evaluated before its first step"),
     Fixed("trainer.val_only", (False,), "verl", "evaluation is a command: run novarl eval"),
     *(
-        Fixed(old, (False,), "verl", "code from a model's folder is not run", TRAINING)
+        Fixed(old, (False,), "verl", "it takes the models whose code may run: write trust_remote_code=MODEL", TRAINING)
         for old in (f"{_MODEL}.trust_remote_code", "data.trust_remote_code", "model.trust_remote_code")
     ),
 )

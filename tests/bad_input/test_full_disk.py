@@ -17,6 +17,7 @@ from novarl.core.checkpoint import Disk, damage
 from novarl.observe.sinks import jsonl
 from tests.build.harness import (
     RL,
+    alerts,
     deterministic_metrics,
     events,
     finished,
@@ -208,6 +209,6 @@ def test_a_torn_checkpoint_is_passed_over_and_said(undisturbed: Path, tmp_path: 
     torn = run / "checkpoints" / "step-000003" / "tensors.safetensors"
     torn.write_bytes(torn.read_bytes()[:-100])
     finished(*words, "resume=auto")
-    (alert,) = events(run, "alert")
-    assert alert["message"].endswith("step-000003: tensors.safetensors differs from its checksum")
+    (alert,) = alerts(run)
+    assert alert.endswith("step-000003: tensors.safetensors differs from its checksum")
     assert damage(run / "checkpoints" / "step-000003") is None and same_run(run, undisturbed)

@@ -241,13 +241,14 @@ def test_a_terminal_that_closes_saves_as_sigterm_does(tmp_path: Path) -> None:
         if at == 2:
             signal.raise_signal(signal.SIGHUP)
 
-    before = signal.getsignal(signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also under nohup
     run, words = tmp_path / "run", ("sft", *SFT, "task=sort", "steps=4")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JsonlSink, "step", step)
         ended = novarl(*words, f"run_dir={run}")
     assert ended.code == 130 and ended.err.endswith("novarl: stopped after step 2, and saved\n")
-    assert summary(run)["status"] == "stopped" and signal.getsignal(signal.SIGHUP) == before
+    assert summary(run)["status"] == "stopped" and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    signal.signal(signal.SIGHUP, before)
     finished(*words, f"run_dir={run}", "resume=auto")
     assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4]
 

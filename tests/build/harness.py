@@ -119,6 +119,12 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in read_lines(run / "events.jsonl") if row["kind"] == kind]
 
 
+def alerts(run: Path) -> list[str]:
+    """What a run said should be known of it, but for the columns of `questions` that a run by rewards does not use."""
+    said = [event["message"] for event in events(run, "alert")]
+    return [message for message in said if not message.startswith("nothing uses these columns of the data: completion")]
+
+
 def summary(run: Path) -> dict[str, Any]:
     """summary.json, read as strictly as other languages read JSON."""
 

@@ -31,6 +31,7 @@ from tests.build.harness import (
     RL,
     ROOT,
     SFT,
+    alerts,
     deterministic_metrics,
     events,
     finished,
@@ -171,7 +172,7 @@ def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: P
     idle = finished(*words, "run_dir=run", "resume=auto", "optim.lr=1e-4")
     assert "Note: resuming with optim.lr=0.0001 (it was null), which changes nothing any more" in idle.out
     finished(*words, "run_dir=run", "resume=auto", "steps=2", "save_every=7", "optim.lr=1e-4", "adv.norm_std=true")
-    said = [event["message"] for event in events(folder / "run", "alert")]
+    said = alerts(folder / "run")
     assert said == [
         "resuming with optim.lr=0.0001 (it was null)",
         "resuming with adv.norm_std=true (it was null)",
@@ -201,7 +202,7 @@ def test_files_that_change_between_resumes_are_said(folder: Path) -> None:
     template.write_text("{% for m in messages %}{{ m.content }}.\n{% endfor %}")
     write_rows(folder / "rows.jsonl", [{**row, "answer": "other"} for row in questions()])
     finished(*words, "steps=3")
-    said = [event["message"] for event in events(folder / "run", "alert")]
+    said = alerts(folder / "run")
     now = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in digests}
     expected = [
         f"{name} has changed since the run last began (sha256 {now[name][:12]}, it was {digests[name][:12]})"
@@ -209,16 +210,16 @@ def test_files_that_change_between_resumes_are_said(folder: Path) -> None:
     ]
     assert said[-3:] == expected
     finished(*words, "steps=4")
-    assert [event["message"] for event in events(folder / "run", "alert")] == said
+    assert alerts(folder / "run") == said
 
 
 def test_too_few_rows_to_hold_one_out_are_said(folder: Path) -> None:
     write_rows(folder / "rows.jsonl", questions(9))
     finished(*COMMANDS["rl on rows"], "run_dir=run")
-    (said,) = events(folder / "run", "alert")
-    assert said["message"].startswith("of fewer than 10 rows none is held out, so nothing is evaluated")
+    (said,) = alerts(folder / "run")
+    assert said.startswith("fewer than 10 rows: no held-out split, so evaluation is skipped")
     finished(*COMMANDS["rl on rows"], "run_dir=unasked", "eval.n=0")
-    assert not events(folder / "unasked", "alert")
+    assert not alerts(folder / "unasked")
 
 
 def test_resume_in_an_empty_directory_starts_afresh(folder: Path) -> None:
@@ -351,8 +352,8 @@ def test_a_run_whose_curves_cannot_be_drawn_is_no_failed_one(folder: Path) -> No
     process = start(*COMMANDS["rl on rows"], "run_dir=run", planted=planted)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0 and summary(folder / "run")["status"] == "done", err
-    (alert,) = events(folder / "run", "alert")
-    assert "curves could not be drawn (ModuleNotFoundError" in alert["message"]
+    (alert,) = alerts(folder / "run")
+    assert "curves could not be drawn (ModuleNotFoundError" in alert
 
 
 def test_a_fault_of_ours_is_code_1(folder: Path) -> None:
@@ -483,7 +484,7 @@ def test_a_fall_back_to_an_older_checkpoint_is_said(file: str, folder: Path) -> 
     (folder / "run" / "checkpoints" / "step-000002" / file).write_bytes(b"")
     finished(*words, "steps=3", "resume=auto")
     (said,) = (event["message"] for event in events(folder / "run", "alert"))
-    why = "its MANIFEST: damaged: not JSON" if file == "MANIFEST" else f"{file} differs from its checksum"
+    why = "its MANIFEST is damaged: not JSON" if file == "MANIFEST" else f"{file} differs from its checksum"
     assert said.startswith(f"resuming from step-000001, because a checkpoint is damaged: step-000002: {why}")
     assert [row["step"] for row in metrics(folder / "run")] == [1, 2, 3]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from novarl.build.lineage import learnt_from, runs_behind
-from tests.build.harness import QUIET, events, finished, questions, write_rows
+from tests.build.harness import QUIET, alerts, finished, questions, write_rows
 
 EVAL = ("eval", "eval.n=2", "rollout.max_tokens=4", "reward=length")
 RL = (
@@ -49,6 +49,6 @@ def test_an_evaluation_says_so(home: Path) -> None:
         said = finished(*EVAL, "model=second/checkpoints/latest/model", f"data={data}", f"run_dir={folder}").out
         note = f"the model has learnt from rows of {data}, so the score is not one on new rows"
         assert f"Note: {note}" in said and f"{home / run / 'summary.json'}" in said
-        assert [event["message"].startswith(note) for event in events(Path(folder), "alert")] == [True]
+        assert [message.startswith(note) for message in alerts(Path(folder))] == [True]
     said = finished(*EVAL, "model=first/checkpoints/latest/model", "data=others.jsonl", "run_dir=new").out
-    assert "has learnt" not in said and not events(Path("new"), "alert")
+    assert "has learnt" not in said and not alerts(Path("new"))

@@ -41,8 +41,8 @@ RUNS = {
 }
 """The smallest runs that between them write every metric; of {rows} and {env}, whose files are written for them."""
 ENV = 'def interact(messages):\n    return [{"role": "user", "content": "go on"}]\n'
-ELSEWHERE = frozenset(glossary.PREFERENCE) | {"split_micro_batches", "memory_device_mb"}
-"""Written by the runs on pairs, where memory runs out, and on a GPU, in tests of their own."""
+ELSEWHERE = frozenset(glossary.PREFERENCE) | {"split_micro_batches", "memory_device_mb", "logged/<name>"}
+"""Written by the runs on pairs, where memory runs out, on a GPU, and by a user's log_metric, in tests of their own."""
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: help setup check demo train_smoke train_quick train_full lint format test test-oldest test-newest \
         certificates oracles test-kill test-real \
         bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks bench-rates \
-        bench-rm-ppo bench-reviews bench-kit \
+        bench-rm-ppo bench-reviews bench-kit bench-against \
         tensorboard requirements wheel clean
 
 help: ## this list
@@ -151,6 +151,9 @@ bench: export VLLM_VENV := $(VLLM_VENV)
 bench: export PLAIN_VENV := $(PLAIN_VENV)
 bench: $(STAMP) $(PEERS_VENV)/.installed $(PLAIN_VENV)/.installed $(if $(filter W7-cpu,$(or $(WORKLOAD),W7)-$(DEVICE)),$(VLLM_VENV)/.installed) ## we and TRL side by side; one workload, more rounds: make bench WORKLOAD=W2 ROUNDS=9; on a GPU: DEVICE=cuda
 	$(PY) -m benchmarks.performance $(if $(WORKLOAD),--workload $(WORKLOAD)) --rounds $(ROUNDS) --device $(DEVICE) $(ARGS)
+
+bench-against: $(STAMP) ## this tree beside another commit, W1 and W2: make bench-against COMMIT=<commit>
+	$(PY) -m benchmarks.against $(COMMIT) $(ARGS)
 
 bench-rates: export PEERS_VENV := $(PEERS_VENV)
 bench-rates: $(STAMP) $(PEERS_VENV)/.installed ## W4 at five learning rates, ours and TRL's: each side has its best in `make bench`

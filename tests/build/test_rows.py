@@ -101,5 +101,6 @@ def test_held_out_rows_that_are_learnt_from_too_are_counted(
         run = tmp_path / name.replace(".", "_").replace("=", "_")
         finished(*words, *name.split(), "model=tiny", "steps=1", *more, *QUIET, f"run_dir={run}")
         notes = [event["message"] for event in events(run, "alert") if "held-out" in event["message"]]
-        of = None if expected is None else f"{expected} held-out row{'s are' if expected != '1 of 1' else ' is'} learnt"
+        rows = "row is" if expected == "1 of 1" else "rows are"
+        of = None if expected is None else f"{expected} held-out {rows} in the training rows too"
         assert [note.startswith(str(of)) for note in notes] == ([] if of is None else [True]), notes

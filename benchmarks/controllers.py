@@ -21,10 +21,10 @@ from typing import Any
 from benchmarks import report
 from benchmarks.learning import start
 from benchmarks.runs import metrics
-from novarl.algos.hypervolume import hypervolume
-from novarl.algos.pareto import Evaluated
+from novarl.control.front_figure import draw_front
+from novarl.control.hypervolume import hypervolume
+from novarl.control.pareto import Evaluated
 from novarl.observe.figures import COLOURS, INK, STYLE
-from novarl.observe.front import draw_front
 
 Records = list[dict[str, Any]]
 

@@ -76,12 +76,12 @@ def cost(algo: str) -> int:
 
 def train(*words: str) -> Mapping[str, Any]:
     """`novarl rl words...` in this process, without a word; returns its summary."""
-    from novarl.build.rl import run_rl
+    from novarl.compose import run_training
     from novarl.config.load import load
     from novarl.config.tree import RLConfig
 
     quiet = ("log.console=false", "log.tensorboard=false", "log.rollouts_every=null", "eval.n=1")
-    return run_rl(load(RLConfig, overrides=[*words, *quiet, f"threads={os.environ.get('OMP_NUM_THREADS', 1)}"]))
+    return run_training(load(RLConfig, overrides=[*words, *quiet, f"threads={os.environ.get('OMP_NUM_THREADS', 1)}"]))
 
 
 def start(home: Path, task: str) -> Path:

@@ -123,8 +123,8 @@ def measure(device: str) -> Rates:
     """The best of REPEATS products each, of float32 by the fastest library and weights' layout; imports once."""
     import torch
 
-    from novarl.algos import products
-    from novarl.algos.products import is_fast
+    from novarl.kernels import products
+    from novarl.kernels.products import is_fast
 
     torch.set_default_device(device)
     wider = 1 if device == "cpu" else WIDER

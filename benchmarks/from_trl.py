@@ -17,7 +17,7 @@ from benchmarks.trl_cases import HARMONY, OWN_TEMPLATE, REWARDS, ROWS, SCHEMA, R
 from novarl.data.dataset import load_rl, load_sft
 from novarl.data.pairs import Labelled, Reading, load_labelled, load_pairs
 from novarl.models.byte_tokenizer import CHAT_TEMPLATE, ByteTokenizer
-from tests.build.harness import RL, SFT, events, novarl, write_rows
+from tests.compose.harness import RL, SFT, events, novarl, write_rows
 
 LONG = 4000
 TINY = {

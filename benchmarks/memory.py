@@ -25,10 +25,10 @@ from torch import Tensor
 
 import novarl
 from novarl import cli
-from novarl.build import machine
 from novarl.learn import accumulate
 from novarl.learn.fitting import MOST
 from novarl.learn.optim import Optimizer
+from novarl.run import machine
 
 FREE = {"forward": 16 << 20, "backward": 1 << 18}
 """Bytes that may still be had. The forward pass of a thousand tokens needs hundreds of megabytes; the backward pass

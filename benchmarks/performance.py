@@ -30,8 +30,8 @@ from benchmarks.floors import Rates, name_of
 from benchmarks.performance_page import load, medians, number_said, write
 from benchmarks.sides import Place, Run
 from benchmarks.workloads import WORKLOADS, Goal, Workload, on
-from novarl.build.machine import pick_device
 from novarl.core.errors import NovaError
+from novarl.run.machine import pick_device
 
 DRAWS = 4000
 """Bootstrap resamples of an interval."""

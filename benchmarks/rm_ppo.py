@@ -27,8 +27,8 @@ from typing import Any
 from benchmarks import report
 from benchmarks.learning import STUDENT
 from benchmarks.runs import metrics, novarl, summary
-from novarl.build.rows import raw
-from novarl.build.sampling import Sampler, local_engine
+from novarl.compose.rows import raw
+from novarl.compose.sampling import Sampler, local_engine
 from novarl.core.types import Sampling, Scored
 from novarl.data.dataset import load_rl
 from novarl.envs.single_turn import SingleTurn

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import novarl
-from novarl.build.machine import start
-from novarl.build.sampling import local_engine
 from novarl.core.types import Sampling
 from novarl.data.render import render_prompt
-from novarl.engines.local import sample_all
+from novarl.engines.local.engine import LocalEngine, sample_all
 from novarl.models.load import load
+from novarl.run.machine import start
+from novarl.run.sampler import local_engine
 
 
 def main() -> None:
@@ -21,6 +21,7 @@ def main() -> None:
     device, _ = start(asked["device"], None, asked["seed"])
     policy = load(asked["model"], device=device)
     engine = local_engine(policy)
+    assert isinstance(engine, LocalEngine)
     sampling = Sampling(temperature=1.0, max_tokens=asked["longest"], seed=asked["seed"])
     prompts = [
         render_prompt(policy.tokenizer, [{"role": "user", "content": text}], apply_chat_template=True)

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,12 +27,8 @@ import torch
 from benchmarks import report
 from benchmarks.learning import STUDENT
 from benchmarks.runs import metrics, novarl, summary
-from novarl.build.machine import start as start_machine
-from novarl.build.resolve import resolve_rl
-from novarl.build.rl import compose
-from novarl.build.session import Interrupts, open_run
-from novarl.build.stages import online_stages
-from novarl.build.suppliers import Continue
+from novarl.compose.rl import RLTraining, rl_run
+from novarl.compose.suppliers import continuations
 from novarl.config.load import load
 from novarl.config.tree import RLConfig
 from novarl.data.pack import pack
@@ -253,21 +250,16 @@ def by_position(by: Mapping[str, Sequence[Run]]) -> str:
 
 def measure(run_dir: Path) -> dict[str, Any]:
     """The estimates of a finished run's policy and supplier, and the truth of that policy."""
-    config = load(RLConfig, run_dir / "config.yaml", [f"run_dir={run_dir}", "resume=auto", FAST])
-    plan = resolve_rl(config)
-    device, ranks = start_machine(config.device, config.threads, config.seed)
-    with Interrupts() as interrupts:
-        opened = open_run(config, ranks)
-        run = compose(
-            config, plan, opened.state, ranks=ranks, device=device, opened=opened, interrupts=interrupts, far=None
-        )
-        stages = online_stages(run)
-        assert run.state is not None and stages.supplier is not None
-        stages.supplier.load_state_dict(run.state["supplier"])
-        rollouts = run.sampler.train(list(enumerate(run.rows.held_out[:PROMPTS])), 10**6)[
-            :: config.responses_per_prompt
-        ]
-        kept = run.judge.score(rollouts)
+    config = load(RLConfig, run_dir / "config.yaml", [f"run_dir={run_dir}", "resume=auto", f"steps={STEPS + 1}", FAST])
+    with closing(rl_run(config)) as run:
+        training, session = run.prepare()
+        assert isinstance(training, RLTraining) and session is not None and training.state is not None
+        stages = training.stages(session)
+        assert stages.supplier is not None
+        stages.supplier.load_state_dict(training.state["supplier"])
+        asked = list(enumerate(training.rows.held_out[:PROMPTS]))
+        rollouts = training.machine.loop.run(training.sampler.rollouts(asked, 10**6))[:: config.responses_per_prompt]
+        kept = training.judge.score(rollouts)
         batch = pack(kept)
         scores, _ = stages.supplier.supply(kept, batch, stages.learner.score(batch), 10**6)
         assert scores.values is not None
@@ -277,14 +269,14 @@ def measure(run_dir: Path) -> dict[str, Any]:
             mine = batch.mask.nonzero().flatten()[
                 torch.repeat_interleave(batch.traj, batch.cu_seqlens.diff())[batch.mask] == number
             ]
-            begins = boundaries(answer, run.policy.tokenizer.decode, split=plan.split, most=config.vine.max_steps)
+            begins = boundaries(
+                answer, training.policy.tokenizer.decode, split=training.plan.split, most=config.vine.max_steps
+            )
             for place, at in enumerate(begins):
                 states.append(State(item.rollout.prompt, answer[:at]))
                 positions.append(place)
                 estimates.append(scores.values[mine[at]].item())
-        truth = [found.value for found in Continue(run, samples=TRUTH)(states, 2 * 10**6)]
-        run.rewards.close()
-        run.engine.close()
+        truth = [found.value for found in continuations(training.parts, TRUTH)(states, 2 * 10**6)]
     error = fmean(abs(estimate - true) for estimate, true in zip(estimates, truth, strict=True))
     return {"error": error, "truth": truth, "estimate": estimates, "position": positions}
 

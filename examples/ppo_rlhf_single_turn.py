@@ -26,8 +26,8 @@ from torch.distributions import Categorical, kl_divergence
 
 from novarl.algos import kl, surrogates
 from novarl.algos.advantages import gae
-from novarl.algos.controllers import DeadBand
 from novarl.algos.values import value_loss
+from novarl.control.controllers import DeadBand
 from novarl.core.checkpoint import Checkpoint, Checkpoints
 from novarl.envs.tensor import PreferenceBandit
 from novarl.models.reference import frozen_copy

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import novarl
 from novarl.core import collector
 from novarl.core.errors import NovaError, visible
-from novarl.core.processor import exact_products
+from novarl.core.processor import settle_products, settle_threads
 
 if TYPE_CHECKING:
     from novarl.config.base import Config
@@ -145,23 +145,16 @@ def _front(command: str, words: list[str]) -> int:
 def _run(command: str, rest: list[str]) -> None:
     from novarl.config.preload import preload
 
-    _settle_products()
+    settle_products()
     preload()
     from novarl.config.presets import DEMO
 
     config = _load("rl" if command == "demo" else command, rest, DEMO if command == "demo" else None)
-    _settle_threads(config.threads)
-    from novarl import build
+    settle_threads(config.threads)
+    from novarl import compose
 
-    runs: dict[str, Callable[[Any], object]] = {
-        "rl": build.run_rl,
-        "sft": build.run_sft,
-        "dpo": build.run_dpo,
-        "rm": build.run_rm,
-        "eval": build.run_eval,
-        "sample": build.run_sample,
-    }
-    runs[config.kind](config)
+    runs: dict[str, Callable[[Any], object]] = {"eval": compose.run_eval, "sample": compose.run_sample}
+    runs.get(config.kind, compose.run_training)(config)
 
 
 def _explain(rest: list[str]) -> None:
@@ -207,11 +200,11 @@ def _ran(path: str | None) -> list[str]:
 def _check(rest: list[str]) -> None:
     if rest:
         raise NovaError(f"check takes no arguments, got {rest[0][:60]!r}", where="command line", fix="leave it out")
-    _settle_products()
-    _settle_threads(None)
-    from novarl import build
+    settle_products()
+    settle_threads(None)
+    from novarl import compose
 
-    build.check()
+    compose.check()
 
 
 def _load(kind: str, rest: list[str], preset: Mapping[str, Any] | None = None) -> Config:
@@ -232,9 +225,9 @@ def _arguments(words: list[str], kind: str) -> tuple[str | None, list[str]]:
 
 def _fill(config: Config) -> Config:
     """The configuration with every null that the algorithm and the task decide."""
-    from novarl.build.decided import decided_rl
-    from novarl.build.preference_plan import decided
-    from novarl.build.resolve import resolve_sft
+    from novarl.compose.effective import decided_rl
+    from novarl.compose.preference_plan import decided
+    from novarl.compose.resolve import resolve_sft
     from novarl.config.load import fill
     from novarl.config.preference import DPOConfig, RMConfig
     from novarl.config.tree import RLConfig, SFTConfig
@@ -246,22 +239,6 @@ def _fill(config: Config) -> Config:
     if not isinstance(config, RLConfig):
         return config
     return fill(config, decided_rl(config))
-
-
-def _settle_products() -> None:
-    """What must be in the environment before torch's libraries are there: MKL's choice of kernels. With one for every
-    shape, a request's numbers do not depend on what else is in its batch."""
-    os.environ.setdefault("MKL_CBWR", exact_products())
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which would begin with its import and do nothing
-
-
-def _settle_threads(threads: int | None) -> None:
-    """The number of threads, before anything computes."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        if threads is not None:
-            os.environ[name] = str(threads)
-        else:
-            os.environ.setdefault(name, os.environ.get("OMP_NUM_THREADS", "2"))
 
 
 def _help(command: str) -> str:

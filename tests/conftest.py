@@ -13,7 +13,7 @@ settings.load_profile("repeatable")
 
 @pytest.fixture(autouse=True)
 def no_test_gives_up_programs_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from novarl.algos import products
+    from novarl.kernels import products
 
     monkeypatch.setattr(products, "_given_up", [])
 

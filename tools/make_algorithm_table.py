@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from novarl.algos import preference, reward_modeling
+from novarl.algos import preference_losses as preference, reward_modeling
 from novarl.algos.named import ALGORITHMS, TEMPORAL, Algorithm
 from novarl.config.preference import DPOConfig, RMConfig
 

@@ -246,3 +246,8 @@ _ROWS = (
 )
 
 ALGORITHMS = MappingProxyType({row.name: row for row in _ROWS})
+
+
+def algorithms() -> list[str]:
+    """The names of the reinforcement-learning algorithms, for `algo=`."""
+    return list(ALGORITHMS)

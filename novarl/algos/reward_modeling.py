@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from novarl.algos.preference import kto_unpaired
+from novarl.algos.preference_losses import kto_unpaired
 
 
 def bt(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from novarl.config.parts import Count, Lora, Micro, Node, Optim, Share, Text, Texts, refuse
@@ -24,6 +25,7 @@ class Config(Node):
     """What every command needs: a model, and a machine to run it on."""
 
     kind: ClassVar[str]
+    _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     model: Text
     """`tiny` or `small` (built in), a directory, or a Hugging Face id."""
@@ -53,6 +55,17 @@ class Config(Node):
     """Directories or hub ids of models whose own Python code (auto_map in config.json) may run. Read it before."""
     trust_pickle: Texts = ()
     """Directories or hub ids of models whose weights may be read from pickle files, such as pytorch_model.bin."""
+
+    def object(self, key: str) -> Any:
+        """The Python object that stands behind a key whose value only names it, such as a model or a function; None
+        where the value is all there is."""
+        return self._objects.get(key)
+
+    def with_objects(self, objects: Mapping[str, Any]) -> Self:
+        """The same configuration with Python objects behind some of its keys."""
+        other = self.model_copy()
+        other._objects = dict(objects)
+        return other
 
     @field_validator("trust_remote_code", "trust_pickle", mode="before")
     @classmethod

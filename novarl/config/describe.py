@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from novarl.config.absent import absent
 from novarl.config.base import Config, RunConfig, TrainConfig
 from novarl.config.describe_rl import algorithm, unread
-from novarl.config.files import dump
-from novarl.config.idle import idle
 from novarl.config.load import to_dict
+from novarl.config.missing_files import absent
 from novarl.config.preference import DPOConfig, PreferenceConfig, RMConfig
 from novarl.config.tree import BUILT_IN_MODELS, EvalConfig, RLConfig, SampleConfig, SFTConfig
+from novarl.config.unread import idle
+from novarl.core.config_files import dump
 
 
 def describe(config: Config, *, ran: Sequence[str] = ()) -> str:

@@ -11,7 +11,7 @@ import re
 from typing import Any, Literal
 
 from novarl.config.base import Config
-from novarl.config.foreign import Alias, Fixed
+from novarl.config.foreign.rows import Alias, Fixed
 from novarl.config.keys import is_key, keys
 from novarl.config.load import COMMAND_LINE, OVERRIDE
 from novarl.config.names import rows_of

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from novarl.config.base import Config
-from novarl.config.files import dump, parse_value, read
 from novarl.config.keys import is_open, keys, nearest
 from novarl.config.names import Entry, active, canonical
 from novarl.config.tree import TREES
+from novarl.core.config_files import dump, parse_value, read
 from novarl.core.errors import NovaError
 
 Tree = TypeVar("Tree", bound=Config)
@@ -65,6 +65,11 @@ def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
     except NovaError as error:
         place = _place(error.where, found) or error.where or _where(entries)
         raise NovaError(error.what, where=place, fix=error.fix) from None
+
+
+def entries_of(mapping: Mapping[str, Any], source: str, tree: type[Config]) -> list[Entry]:
+    """Every value of nested mappings by its dotted path, as given at `source`."""
+    return list(_flatten(mapping, source, tree))
 
 
 def peek_kind(path: str | Path) -> str | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from novarl.config.aliases import (
+from novarl.config.base import Config
+from novarl.config.foreign.aliases import (
     DIRECTIONS,
     KL_PLACES,
     OBJECTIVE_NAMES,
@@ -17,8 +18,7 @@ from novarl.config.aliases import (
     RUN_NAMES,
     VALUES,
 )
-from novarl.config.base import Config
-from novarl.config.foreign import NULL_COUNTS, SEVERAL, Alias, Fixed, Hint, Row
+from novarl.config.foreign.rows import NULL_COUNTS, SEVERAL, Alias, Fixed, Hint, Row
 from novarl.config.keys import is_key, keys, nearest, sections, upwards
 from novarl.config.parts import rewards_by_name
 from novarl.config.tree import TREES

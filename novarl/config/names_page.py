@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from novarl.config.aliases import ALIASES, FIXED, HINTS, KL_PLACES, ROWS, VALUES
 from novarl.config.base import Config
-from novarl.config.files import dump
-from novarl.config.foreign import Alias, Fixed, Row
+from novarl.config.foreign.aliases import ALIASES, FIXED, HINTS, KL_PLACES, ROWS, VALUES
+from novarl.config.foreign.rows import Alias, Fixed, Row
 from novarl.config.keys import Key, keys, sections
 from novarl.config.names import explained, meanings
 from novarl.config.tree import TREES
+from novarl.core.config_files import dump
 
 INTRO = """\
 # Names

@@ -7,6 +7,7 @@ it. `MKL_CBWR` has it take one for all, but not every value does on every proces
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def exact_products() -> str:
     if "Intel" not in known.get("vendor_id", known.get("model name", "")):
         return "AVX2"
     return "AVX512,STRICT" if "avx512f" in known.get("flags", "").split() else "AVX2,STRICT"
+
+
+def settle_products() -> None:
+    """What must be in the environment before torch's libraries are there: MKL's choice of kernels. With one for every
+    shape, a request's numbers do not depend on what else is in its batch."""
+    os.environ.setdefault("MKL_CBWR", exact_products())
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which would begin with its import and do nothing
+
+
+def settle_threads(threads: int | None) -> None:
+    """The number of threads, before anything computes."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if threads is not None:
+            os.environ[name] = str(threads)
+        else:
+            os.environ.setdefault(name, os.environ.get("OMP_NUM_THREADS", "2"))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -60,6 +60,24 @@ def read(path: str | Path, split: str | None = None) -> Iterator[RawRow]:
             raise NovaError(f"a file has no splits, yet split {split!r} was asked for", where=name, fix="leave it out")
         rows = _file_rows(file)
     return _numbered(rows, name)
+
+
+def from_python(rows: Iterable[Any], name: str) -> list[RawRow]:
+    """Rows in memory: mappings, or strings, which are prompts. Their places are `name[0]`, `name[1]`, ...
+
+    NovaError where there are none.
+    """
+    if isinstance(rows, Mapping):
+        what, fix = "a data set with several splits", "name one of them: dataset['train']"
+        raise NovaError(f"is {what}: {', '.join(map(str, rows))}", where=name, fix=fix)
+    found = []
+    for index, row in enumerate(rows):
+        value = {"prompt": row} if isinstance(row, str) else row
+        error = None if isinstance(value, Mapping) else f"is a {type(row).__name__}, not a mapping or a string"
+        found.append(RawRow(index, f"{name}[{index}]", value if error is None else None, error))
+    if not found:
+        raise NovaError("the data holds no rows", where=name, fix="give at least one")
+    return found
 
 
 def _name_and_split(name: str, split: str | None) -> tuple[str, str | None]:

@@ -10,10 +10,10 @@ from functools import lru_cache
 from typing import Any, cast
 
 from novarl.core.errors import NovaError
-from novarl.core.renderer import TemplateFailed, confined
 from novarl.core.types import Message, Tokenizer
 from novarl.data.continuation import decode, encode
 from novarl.data.formats import Refused
+from novarl.processes.renderer import TemplateFailed, confined
 
 _DIRECTIVES = tuple(f"%{flag}{letter}" for flag in ("", "-") for letter in "aAbBcdDeFHIjmMpSTuUVwWxXyYzZ")
 _PROBE = "probe"

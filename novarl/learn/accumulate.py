@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from novarl.algos.accumulation import fused_accumulation
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
+from novarl.kernels.accumulation import fused_accumulation
 from novarl.learn.fitting import SPLIT, Splits, fitting
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import Optimizer

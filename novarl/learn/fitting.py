@@ -13,11 +13,11 @@ from typing import TypeVar
 
 import torch
 
-from novarl.algos.products import give_up_programs
 from novarl.core.bus import Bus
 from novarl.core.errors import NovaError
 from novarl.core.memory import first_line, out_of_memory
 from novarl.core.types import Record
+from novarl.kernels.products import give_up_programs
 
 T = TypeVar("T")
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 
-from novarl.algos.constraints import backtrack, early_stop
 from novarl.core.types import Record
 from novarl.learn.optim import Optimizer
 
@@ -48,6 +47,23 @@ class StepGuard:
             before.forget(optimizer)
             distance_at(fraction)
         return norm, rate, {"kl_to_old": seen[fraction], "step_fraction": fraction, STOP: float(fraction == 0.0)}
+
+
+def early_stop(kl: float, limit: float) -> bool:
+    """Whether a rollout's updates should end: KL above the limit, or not a number."""
+    return not kl <= limit
+
+
+def backtrack(measure: Callable[[float], float], limit: float, *, halvings: int = 5) -> float:
+    """The largest of 1, 1/2, 1/4, ..., 2^-halvings whose measured distance is within the limit; 0 if none is.
+
+    `measure(fraction)` puts the policy at that fraction of its step and returns its KL to the policy before the step;
+    NaN is not within any limit. It is asked from the largest down, and not again once one is accepted.
+    """
+    for fraction in (0.5**halving for halving in range(halvings + 1)):
+        if measure(fraction) <= limit:
+            return fraction
+    return 0.0
 
 
 class _Saved:

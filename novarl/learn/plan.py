@@ -12,7 +12,7 @@ from torch import Tensor
 from novarl.core.types import Batch
 from novarl.data.pack import microbatches, padded_microbatches, partition, select
 from novarl.distributed.ranks import Ranks
-from novarl.models.prefix import Group, find_groups, unique_places
+from novarl.kernels.prefix import Group, find_groups, unique_places
 
 
 def trajectory_of_tokens(batch: Batch) -> Tensor:

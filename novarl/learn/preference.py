@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from novarl.algos import preference
+from novarl.algos import preference_losses as preference
 from novarl.core.types import Batch, Record, Sequence
 from novarl.data.pack import pack_sequences, padded, select
 from novarl.data.pairs import Labelled, Pair

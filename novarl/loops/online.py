@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from novarl.algos import off_policy
+from novarl.control.governor import Governor
 from novarl.core.bus import Bus
 from novarl.core.seeds import derive
 from novarl.core.types import Batch, Prompt, Record, Rollout, Scored
@@ -21,7 +22,6 @@ from novarl.data.stream import Stream
 from novarl.distributed.ranks import Ranks
 from novarl.learn import fitting
 from novarl.learn.credit import CreditRule
-from novarl.learn.governor import Governor
 from novarl.learn.guard import STOP
 from novarl.learn.plan import trajectory_of_tokens
 from novarl.learn.policy import PolicyLearner

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from novarl.core.errors import NovaError
-from novarl.core.renderer import render
+from novarl.processes.renderer import render
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

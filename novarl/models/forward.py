@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from novarl.algos.logprobs import chunked_scores
-from novarl.algos.products import full_rows, is_fast
 from novarl.core.errors import NovaError
-from novarl.models.attention import PACKING_ATTENTION
-from novarl.models.packing import Kernel, packing_of
-from novarl.models.prefix import Group, find_groups, unique_places
+from novarl.kernels.attention import PACKING_ATTENTION
+from novarl.kernels.logprobs import chunked_scores, logits_logprobs
+from novarl.kernels.packing import Kernel, packing_of
+from novarl.kernels.prefix import Group, find_groups, unique_places
+from novarl.kernels.products import full_rows, is_fast
+from novarl.models.plain import PlainModel
 from novarl.models.transformer import Decoder
 
 if TYPE_CHECKING:
@@ -67,21 +68,34 @@ def kernel_of(model: nn.Module) -> Kernel:
 
 def attention_of(model: nn.Module) -> str:
     """What computes the attention of `model` in learning: where it cannot run packed, its own by transformers' name."""
+    if isinstance(model, PlainModel):
+        return "own"
     return kernel_of(model) if packs(model) else str(model.config._attn_implementation)  # type: ignore[union-attr]
 
 
 def modules_of(model: nn.Module) -> str:
     """Whose modules compute the model: "built-in", also on the weights of another family, or a transformers class."""
+    if isinstance(model, PlainModel):
+        return type(model.module).__name__
     return "built-in" if isinstance(model, Decoder) else type(model).__name__
+
+
+def vocabulary_of(model: nn.Module) -> int:
+    """How many tokens the model has logits for."""
+    return model.vocabulary if isinstance(model, PlainModel) else head(model)[0].size(0)
 
 
 def backbone(model: nn.Module) -> nn.Module:
     """What maps token ids to hidden states: called as `(input_ids=, position_ids=, ...).last_hidden_state`."""
-    return model if isinstance(model, Decoder) else model.base_model  # type: ignore[return-value]
+    return model if isinstance(model, Decoder | PlainModel) else model.base_model  # type: ignore[return-value]
 
 
 def head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight [V, D] and bias [V] (or None) of the head: logits are hidden @ weight.T + bias."""
+    """Weight [V, D] and bias [V] (or None) of the head: logits are hidden @ weight.T + bias. NovaError for a module of
+    the user's own, whose logits are all that it gives."""
+    if isinstance(model, PlainModel):
+        what = f"{type(model.module).__name__} gives logits and no hidden states, which critics and value heads need"
+        raise NovaError(what, where="model", fix="use an algorithm without a critic, or a transformers model")
     linear = model.get_output_embeddings()  # type: ignore[operator]
     return linear.weight, linear.bias
 
@@ -127,7 +141,7 @@ def hidden_states(
             hidden = forward(model, tokens, position_ids, lengths, places)
         else:  # a rank without work still takes part in the forward and backward pass of the others
             hidden = forward(model, tokens.new_zeros(1), position_ids.new_zeros(1), [1], None)[:0]
-    return hidden.to(head(model)[0].dtype)
+    return hidden if isinstance(model, PlainModel) else hidden.to(head(model)[0].dtype)
 
 
 def token_logprobs(
@@ -183,13 +197,23 @@ def read_scores(
     """The second half of `token_logprobs`, for whoever reads something else off the same hidden states: `hidden` [M, D]
     at `batch.prev[index]`. A third column, at no further cost, is the log-probability of the likeliest token there.
     With the `support` of these M tokens, their distributions are renormalised over it."""
-    weight, bias = head(model)
-    columns = chunked_scores(
-        hidden, weight, batch.tokens[index], temperature=temperature, chunk=chunk, bias=bias, support=support
-    )
+    if isinstance(model, PlainModel):
+        logp, entropy = logits_logprobs(hidden, batch.tokens[index], temperature, support=support)
+        columns = (logp, entropy, _likeliest(hidden.detach(), temperature, support))
+    else:
+        weight, bias = head(model)
+        columns = chunked_scores(
+            hidden, weight, batch.tokens[index], temperature=temperature, chunk=chunk, bias=bias, support=support
+        )
     zeros = columns[0].new_zeros(batch.tokens.shape)
     logp, entropy, best = (zeros.index_copy(0, index, column) for column in columns)
     return logp, entropy, best
+
+
+def _likeliest(logits: Tensor, temperature: float, support: Support | None) -> Tensor:
+    """The log-probability of each row's likeliest token, which every truncation keeps."""
+    best, _ = logits_logprobs(logits, logits.argmax(-1), temperature, support=support)
+    return best
 
 
 def _packed(

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
+from novarl.kernels.attention import PACKING_ATTENTION, packed_attention
+from novarl.kernels.fused import FullLinear
+from novarl.kernels.packing import Packing
 from novarl.models.adopt import adopt
-from novarl.models.attention import PACKING_ATTENTION, packed_attention
 from novarl.models.forward import head, hidden_states
-from novarl.models.fused import FullLinear
 from novarl.models.numbers import check_numbers
-from novarl.models.packing import Packing
 from novarl.models.transformer import WHOLE, Decoder, Embedding
 from novarl.models.trust import NOTHING, Trust, check_weights
 
@@ -85,12 +85,7 @@ def load_pretrained(
     was sampled. Raises NovaError for whatever is missing, unknown or unfit.
     """
     model = _read_model(name, dtype, trust).to(device)
-    with _explained(name, f"{type(model).__name__} cannot be run", fix=MEND):
-        _check(model, name)
-        decoder = adopt(model) if packing_obstacle(model.config) is None else None
-        if decoder is not None and _distance(decoder, model) <= TOLERANCE:
-            decoder.model.gradient_checkpointing = gradient_checkpointing
-            model = decoder.eval()
+    model, obstacle = to_learn_from(model, name, gradient_checkpointing=gradient_checkpointing)
     tokenizer = load_tokenizer(name, trust=trust)
     if len(tokenizer) > head(model)[0].size(0):  # type: ignore[arg-type]
         raise NovaError(
@@ -98,8 +93,18 @@ def load_pretrained(
             where=name,
             fix="resize the model's embeddings, or take the tokenizer that belongs to it",
         )
-    if isinstance(model, Decoder):
-        return model, tokenizer, None
+    return model, tokenizer, obstacle
+
+
+def to_learn_from(model: Any, name: str, *, gradient_checkpointing: bool = False) -> tuple[Any, str | None]:
+    """A transformers model made ready for learning, and why it cannot pack (None: it can). Its tensors stay its own:
+    where the built-in decoder takes its place, it runs on them."""
+    with _explained(name, f"{type(model).__name__} cannot be run", fix=MEND):
+        _check(model, name)
+        decoder = adopt(model) if packing_obstacle(model.config) is None else None
+        if decoder is not None and _distance(decoder, model) <= TOLERANCE:
+            decoder.model.gradient_checkpointing = gradient_checkpointing
+            return decoder.eval(), None
     if type(embedding := model.get_input_embeddings()) is nn.Embedding:  # another kind may do more than look up
         embedding.__class__ = Embedding
     for module in model.modules():
@@ -112,7 +117,7 @@ def load_pretrained(
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
         model.train()  # transformers recomputes only in training mode; nothing else is left that depends on it
-    return model, tokenizer, obstacle
+    return model, obstacle
 
 
 def save_pretrained(model: Any, directory: str, *, eos_ids: Sequence[int]) -> None:
@@ -143,6 +148,12 @@ def load_tokenizer(name: str, *, trust: Trust = NOTHING) -> Tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust.runs_code(name))
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # transformers makes one up where it finds no vocabulary
         raise NovaError("the tokenizer files hold no vocabulary", where=name, fix=COPY_TOKENIZER)
+    settle_tokenizer(tokenizer, name)
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def settle_tokenizer(tokenizer: Any, name: str) -> None:
+    """A missing pad token is set to eos. NovaError without an eos token."""
     if tokenizer.eos_token_id is None:
         raise NovaError(
             "the tokenizer has no eos token, so nothing would end a completion",
@@ -151,7 +162,6 @@ def load_tokenizer(name: str, *, trust: Trust = NOTHING) -> Tokenizer:
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer  # type: ignore[no-any-return]
 
 
 def packing_obstacle(config: Any) -> str | None:

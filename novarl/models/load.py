@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
+from novarl.kernels.attention import COMMON_SIZE, choose_kernel
 from novarl.models import tiny
 from novarl.models.adapter import base_of, holds_adapter, merge_adapter
-from novarl.models.attention import COMMON_SIZE, choose_kernel
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import head
 from novarl.models.lora import merged
+from novarl.models.plain import PlainModel
 from novarl.models.transformer import WHOLE, Decoder, DecoderConfig, Origin
 from novarl.models.trust import NOTHING, Trust
 
@@ -111,7 +112,7 @@ def load(
             if policy.padded_because is not None and attn not in ("auto", "sdpa"):
                 reason = f"it runs through its own attention, padded ({policy.padded_because})"
                 raise NovaError(f"{name} takes no other: {reason}", where=f"attn={attn}", fix="attn=auto")
-            size = _head_size(policy.model.config)
+            size = head_size(policy.model.config)
             policy.model.packed_kernel = choose_kernel(  # type: ignore[assignment]
                 attn, device, compute_dtype, head_size=size
             )
@@ -124,7 +125,7 @@ def load(
         model=decoder.to(device=device, dtype=stored).eval(),
         tokenizer=tokenizer,
         name=name,
-        eos_ids=_eos_ids(stated, tokenizer, name),
+        eos_ids=eos_ids_of(stated, tokenizer, name),
         context=decoder.config.max_position_embeddings,
         compute_dtype=compute_dtype,
     )
@@ -138,7 +139,11 @@ def save(policy: Policy, directory: str | Path) -> None:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     model = merged(policy.model)
-    if isinstance(model, Decoder) and model.origin is None:
+    if isinstance(model, PlainModel):  # how it is made again only its owner knows
+        from safetensors.torch import save_model
+
+        save_model(model.module, str(directory / "model.safetensors"))
+    elif isinstance(model, Decoder) and model.origin is None:
         model.save(directory)
         ends = {"eos_token_id": list(policy.eos_ids), "pad_token_id": policy.tokenizer.pad_token_id}
         text = json.dumps(ends, indent=2, sort_keys=True)
@@ -180,12 +185,12 @@ def _load_pretrained(
         name, dtype=stored, device=device, gradient_checkpointing=gradient_checkpointing, trust=trust
     )
     about: Origin = (model.origin if isinstance(model, Decoder) else None) or model
-    context, because = _context(about.config, tokenizer, name)
+    context, because = context_of(about.config, tokenizer, name)
     return Policy(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        eos_ids=_eos_ids(about.generation_config.eos_token_id, tokenizer, name),
+        eos_ids=eos_ids_of(about.generation_config.eos_token_id, tokenizer, name),
         context=context,
         compute_dtype=compute_dtype,
         padded_because=obstacle,
@@ -193,7 +198,7 @@ def _load_pretrained(
     )
 
 
-def _head_size(config: Any) -> int:
+def head_size(config: Any) -> int:
     """Of one attention head, as configurations of transformers state it."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     hidden, heads = (getattr(text, name, None) for name in ("hidden_size", "num_attention_heads"))
@@ -201,7 +206,7 @@ def _head_size(config: Any) -> int:
     return stated or (hidden // heads if hidden and heads else COMMON_SIZE)
 
 
-def _eos_ids(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
+def eos_ids_of(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
     """All eos ids that the generation config states, then the tokenizer's own if it is not among them."""
     ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
     if wrong := [value for value in ids if not isinstance(value, int) or abs(value) >= 2**31]:
@@ -210,7 +215,7 @@ def _eos_ids(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*ids, tokenizer.eos_token_id]))
 
 
-def _context(config: Any, tokenizer: Any, name: str) -> tuple[int, str | None]:
+def context_of(config: Any, tokenizer: Any, name: str) -> tuple[int, str | None]:
     """The longest sequence, and why it is shorter than what the configuration states.
 
     transformers rotates a whole batch as its longest row asks: beyond some length, one long row would change the

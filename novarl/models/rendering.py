@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import resource
 
-from novarl.core.channel import Channel
+from novarl.processes.channel import Channel
 
 _MOST_CHARACTERS = 2000
 

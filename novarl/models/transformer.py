@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from novarl.algos.accumulation import look_up
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
-from novarl.models.attention import causal_attention, masked_attention, packed_attention
-from novarl.models.fused import Linear, rms_norm, rotate, swiglu
+from novarl.kernels.accumulation import look_up
+from novarl.kernels.attention import causal_attention, masked_attention, packed_attention
+from novarl.kernels.fused import Linear, rms_norm, rotate, swiglu
+from novarl.kernels.packing import Kernel, Packing
 from novarl.models.numbers import check_numbers
-from novarl.models.packing import Kernel, Packing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

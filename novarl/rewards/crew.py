@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from novarl.core.errors import NovaError
-from novarl.core.pipe import Cancelled
+from novarl.processes.pipe import Cancelled
 from novarl.rewards.lane import Function, Lane
 
 RESERVE = 4

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
-from novarl.core.pipe import Cancelled, Died, Pipe
+from novarl.processes.pipe import Cancelled, Died, Pipe
 from novarl.rewards.verdict import Failure
 
 Call = tuple[Sequence[Any], dict[str, Any]]

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
-from novarl.core.pipe import Cancelled
+from novarl.processes.pipe import Cancelled
 from novarl.rewards.crew import Crew, Worker
 from novarl.rewards.lane import Call, Exchange, Function, Lane
 from novarl.rewards.verdict import Failure

@@ -9,11 +9,11 @@ from typing import Any
 from novarl.core.errors import NovaError
 from novarl.models.trust import Trust
 from novarl.rewards import user_file
+from novarl.rewards.endings import preference
 from novarl.rewards.length import length
 from novarl.rewards.lexical import lexical
 from novarl.rewards.math import math
 from novarl.rewards.per_rollout import environment
-from novarl.rewards.preference import preference
 from novarl.rewards.progress import Progress
 from novarl.rewards.sentiment import sentiment
 from novarl.rewards.shaping import overlong, repetition

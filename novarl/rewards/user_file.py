@@ -11,12 +11,13 @@ batch's) and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Rollout
+from novarl.rewards.in_process import InProcess
 from novarl.rewards.lane import Call, Function
 from novarl.rewards.process import UserProcess
 from novarl.rewards.progress import Progress
@@ -32,7 +33,7 @@ DEFAULT_NAME = "reward_fn"
 class FileReward:
     """One function of a user's file as a reward; what `load` returns."""
 
-    def __init__(self, process: UserProcess, function: Function, progress: Progress | None = None) -> None:
+    def __init__(self, process: UserProcess | InProcess, function: Function, progress: Progress | None = None) -> None:
         self.signature = signature(function)
         self.function = function
         self.time_limit = process.time_limit
@@ -105,6 +106,21 @@ def load(
     except NovaError:
         process.close()
         raise
+
+
+def from_function(
+    function: Callable[..., Any],
+    *,
+    time_limit: float = TIME_LIMIT,
+    columns: Collection[str] | None = None,
+    progress: Progress | None = None,
+) -> FileReward:
+    """The reward that a Python function is, in any of the forms above; it runs in this process. NovaError as `load`."""
+    process = InProcess(function, time_limit=time_limit)
+    reward = FileReward(process, process.describe(), progress)
+    if columns is not None:
+        reward.signature.check(columns)
+    return reward
 
 
 def split_spec(spec: str) -> tuple[Path, str]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
-from novarl.core.channel import Channel, TooLarge
+from novarl.processes.channel import Channel, TooLarge
 from novarl.rewards.services import Services
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - a file may raise anything, SystemExit included; all of it is reported
             return {"error": _import_error(path, error)}
         functions = {name: thing for name, thing in vars(self.module).items() if callable(thing)}
-        if any(map(_is_async, functions.values())):
+        if any(map(is_async, functions.values())):
             # More than half of what a start takes, and most files need none of it. The user's folder may hold a
             # selectors.py, which is not meant.
             theirs, sys.path = sys.path, [place for place in sys.path if place != folder]
@@ -84,7 +84,7 @@ class Worker:
     def call(self, request: Request) -> None:
         function: Callable[..., Any] = getattr(self.module, request["function"])
         calls: list[Any] = request["calls"]
-        if _is_async(function):
+        if is_async(function):
             self._call_all(function, calls, request["limit"])
             return
         for index, (args, kwargs) in enumerate(calls):
@@ -93,7 +93,7 @@ class Worker:
                 value = plain(services.reply(function(*args, **kwargs)))
                 self.reply({"call": index, "value": value})
             except BaseException as error:  # noqa: BLE001 - any error, SystemExit included, is this call's failure
-                self.reply({"call": index, "error": _failure(error)})
+                self.reply({"call": index, "error": failure(error)})
 
     def _call_all(self, function: Callable[..., Coroutine[Any, Any, Any]], calls: list[Any], limit: float) -> None:
         import asyncio
@@ -106,7 +106,7 @@ class Worker:
                 self.reply({"call": index, "value": value})
             except BaseException as error:  # noqa: BLE001 - as above
                 late = isinstance(error, TimeoutError) and clock.expired()
-                reason = [f"ran past its limit of {limit:g} s", ""] if late else _failure(error)
+                reason = [f"ran past its limit of {limit:g} s", ""] if late else failure(error)
                 self.reply({"call": index, "error": reason})
 
         async def every() -> None:
@@ -192,16 +192,18 @@ def _describe(path: Path, thing: Any) -> dict[str, Any]:
     code = getattr(inspect.unwrap(thing), "__code__", None)
     return {
         "parameters": [[p.name, p.kind.name, p.default is not p.empty] for p in parameters],
-        "is_async": _is_async(thing),
+        "is_async": is_async(thing),
         "line": code.co_firstlineno if code is not None and code.co_filename == _name(path) else None,
     }
 
 
-def _is_async(thing: Any) -> bool:
+def is_async(thing: Any) -> bool:
+    """Whether calling it gives a coroutine."""
     return inspect.iscoroutinefunction(thing) or inspect.iscoroutinefunction(getattr(thing, "__call__", None))  # noqa: B004
 
 
-def _failure(error: BaseException) -> list[str]:
+def failure(error: BaseException) -> list[str]:
+    """[reason, traceback] of an error that a user's function raised."""
     if isinstance(error, NoJSON):
         return [str(error), ""]
     trace = "".join(traceback.format_exception(error)).strip()

@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from novarl.rewards.endings import preference
 from novarl.rewards.length import length
-from novarl.rewards.preference import preference
 from novarl.rewards.sentiment import sentiment
 from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from novarl.algos import logprobs, products
-from novarl.algos.accumulation import fused_accumulation, look_up
-from novarl.algos.logprobs import SLICE, chunked_logprobs
+from novarl.kernels import logprobs, products
+from novarl.kernels.accumulation import fused_accumulation, look_up
+from novarl.kernels.logprobs import SLICE, chunked_logprobs
 
 PASSES, TOKENS, WIDTH = 3, 70, 24
 

@@ -15,8 +15,9 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from novarl.algos.constraints import Constraint, Lagrangian, QuadraticPenalty, backtrack, early_stop
+from novarl.control.constraints import Constraint, Lagrangian, QuadraticPenalty
 from novarl.core.errors import NovaError
+from novarl.learn.guard import backtrack, early_stop
 
 REFERENCE = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.1, 0.05], dtype=torch.float64)
 REWARD = torch.tensor([0.0, 0.2, 0.1, 1.0, 0.7, 0.9], dtype=torch.float64)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from novarl.algos.control import Adaptive, Controller
-from novarl.algos.controllers import SHAPES, EntropyTarget, Exponential, Shape, make
-from novarl.algos.stability import Plant, check_stability, simulate
+from novarl.control.controller import Adaptive, Controller
+from novarl.control.controllers import SHAPES, EntropyTarget, Exponential, Shape, make
+from novarl.control.stability import Plant, check_stability, simulate
 from novarl.core.errors import NovaError
 
 TARGET = 0.01
@@ -376,6 +376,7 @@ def test_the_documents_names() -> None:
 
 
 def test_controllers_need_no_torch() -> None:
-    code = "import sys, novarl.algos.stability, novarl.algos.controllers, novarl.algos.constraints; print(*sys.modules)"
+    names = ", ".join(f"novarl.control.{name}" for name in ("stability", "controllers", "constraints"))
+    code = f"import sys, {names}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "torch" not in done.stdout.split()

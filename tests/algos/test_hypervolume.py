@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from novarl.algos.hypervolume import contributions, hypervolume
+from novarl.control.hypervolume import contributions, hypervolume
 from novarl.core.errors import NovaError
 
 Points = list[tuple[float, ...]]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.algos import products
-from novarl.algos.logprobs import WIDE, _FastHead, _row_stride, chunked_logprobs, chunked_scores, logits_logprobs
+from novarl.kernels import products
+from novarl.kernels.logprobs import WIDE, _FastHead, _row_stride, chunked_logprobs, chunked_scores, logits_logprobs
 
 LOGITS = torch.tensor([[0.0, math.log(2.0), math.log(3.0)]], dtype=torch.float64)
 """Probabilities 1/6, 1/3, 1/2; at temperature 1/2 the odds are squared: 1/14, 4/14, 9/14."""

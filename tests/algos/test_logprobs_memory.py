@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from novarl.algos.logprobs import chunked_logprobs, logits_logprobs
+from novarl.kernels.logprobs import chunked_logprobs, logits_logprobs
 
 TOKENS, WIDTH, VOCABULARY, CHUNK = 96, 4, 64, 8
 LARGEST = max(CHUNK * VOCABULARY, VOCABULARY * WIDTH, TOKENS * WIDTH)
 
 PEAK = """
 import resource, sys, torch
-from novarl.algos.logprobs import chunked_logprobs
+from novarl.kernels.logprobs import chunked_logprobs
 
 torch.set_num_threads(1)
 vocabulary, width, chunk = 32768, 32, 1024

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import assume, given, strategies as st
 
-from novarl.algos.objectives import (
+from novarl.control.objectives import (
     Method,
     Objective,
     Objectives,

@@ -11,15 +11,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from novarl.algos.hypervolume import hypervolume
-from novarl.algos.pareto import (
-    Evaluated,
-    ParetoArchive,
-    crowding_distance,
-    dominates,
-    maximised,
-    non_dominated,
-)
+from novarl.control.hypervolume import hypervolume
+from novarl.control.pareto import Evaluated, ParetoArchive, crowding_distance, dominates, maximised, non_dominated
 from novarl.core.errors import NovaError
 
 GRID = st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0])

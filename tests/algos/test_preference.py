@@ -11,7 +11,15 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from novarl.algos.preference import LOSSES, implicit_rewards, kto_point, kto_unpaired, margins, preferred, robust
+from novarl.algos.preference_losses import (
+    LOSSES,
+    implicit_rewards,
+    kto_point,
+    kto_unpaired,
+    margins,
+    preferred,
+    robust,
+)
 
 COLUMNS = ([-2.0, -1.0], [-3.0, -4.0], [-2.5, -1.0], [-2.0, -2.0])
 """log pi and log ref of two pairs: h = 0.5 and -1, then 0 and -2; D = 1.5 and 2."""

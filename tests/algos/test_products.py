@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
 
-from novarl.algos import products
-from novarl.algos.accumulation import fused_accumulation
-from novarl.algos.products import (
+from novarl.kernels import products
+from novarl.kernels.accumulation import fused_accumulation
+from novarl.kernels.fused import Linear, swiglu
+from novarl.kernels.products import (
     _whole,
     adds_to,
     full_rows,
@@ -26,7 +27,6 @@ from novarl.algos.products import (
     times,
     weight_gradient,
 )
-from novarl.models.fused import Linear, swiglu
 
 FAST = has_fast_products.__wrapped__
 """As it is, for the test of it: the others set it."""

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from novarl.algos import preference
+from novarl.algos import preference_losses as preference
 from novarl.algos.reward_modeling import bce, bt, implicit_ce, implicit_dpo, implicit_kto
 
 REWARDS = st.floats(-100, 100)

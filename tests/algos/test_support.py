@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.algos import products
-from novarl.algos.logprobs import chunked_scores, logits_logprobs
 from novarl.algos.support import LARGEST_VOCABULARY, Support, impossible, pack_support, support_of
+from novarl.kernels import products
+from novarl.kernels.logprobs import chunked_scores, logits_logprobs
 
 
 def random_supports(rows: int, vocabulary: int, seed: int = 0) -> Tensor:

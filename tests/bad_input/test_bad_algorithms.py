@@ -9,7 +9,7 @@ import pytest
 
 from novarl import cli
 from tests.bad_input.test_bad_input import Case, assert_refused
-from tests.build.harness import ON_TASK
+from tests.compose.harness import ON_TASK
 
 ADAPTIVE = "adaptive_kl=true"
 BOUND = "constraint_optimization=true"
@@ -213,9 +213,9 @@ def test_bad_algorithm(
 
 
 def test_nothing_is_loaded_before_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from novarl.build import rl
+    from novarl.run import lifecycle
 
-    monkeypatch.setattr(rl, "start", lambda *_: pytest.fail("the machine was started"))
+    monkeypatch.setattr(lifecycle, "start", lambda *_: pytest.fail("the machine was started"))
     gains = ["adaptive_kl=true", "adaptive_kl.controller_type=pid", "adaptive_kl.ki=20"]
     assert cli.main(["rl", *ON_TASK, "algo=grpo", *gains]) == 2
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from novarl import cli
-from tests.build.harness import ON_TASK, RL, SFT, finished, lightly, questions, snapshot
+from tests.compose.harness import ON_TASK, RL, SFT, finished, lightly, questions, snapshot
 
 GOOD = "".join(json.dumps(row) + "\n" for row in questions())
 REWARD = "def reward_fn(messages, answer):\n    return 1.0\n"

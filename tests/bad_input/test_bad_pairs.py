@@ -16,7 +16,7 @@ from novarl.data.formats import BadRow
 from novarl.data.pairs import Reading, load_labelled, load_pairs
 from novarl.models.byte_tokenizer import ByteTokenizer
 from tests.bad_input.test_fuzzed_rows import damage, damaged_line, places
-from tests.build.harness import QUIET, events, novarl, snapshot, summary, write_rows
+from tests.compose.harness import QUIET, events, novarl, snapshot, summary, write_rows
 
 SMALL = ("batch_size=2", "steps=1", "eval.n=2", *QUIET)
 TOKENIZER = ByteTokenizer()

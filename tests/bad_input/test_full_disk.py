@@ -15,7 +15,7 @@ import torch
 from novarl.core import checkpoint
 from novarl.core.checkpoint import Disk, damage
 from novarl.observe.sinks import jsonl
-from tests.build.harness import (
+from tests.compose.harness import (
     RL,
     alerts,
     deterministic_metrics,

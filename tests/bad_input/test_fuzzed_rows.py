@@ -16,7 +16,7 @@ from novarl.core.errors import NovaError
 from novarl.data.dataset import load_rl, load_sft
 from novarl.data.formats import BadRow
 from novarl.models.byte_tokenizer import ByteTokenizer
-from tests.build.harness import RL, SFT, novarl, snapshot, summary
+from tests.compose.harness import RL, SFT, novarl, snapshot, summary
 
 TOKENIZER = ByteTokenizer()
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from novarl.build.judge import write_samples
 from novarl.core.checkpoint import Disk
 from novarl.core.errors import LostRank, NovaError, visible
 from novarl.core.surroundings import environment_fault
 from novarl.core.types import Prompt, Rollout, Scored
 from novarl.observe import figures
 from novarl.observe.sinks.jsonl import JsonlSink
-from tests.build.harness import (
+from novarl.run.judge import write_samples
+from tests.compose.harness import (
     RL,
     ROOT,
     SFT,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.harness import (
+from tests.compose.harness import (
     ON_TASK,
     RL,
     SFT,

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from benchmarks.left import differences, left
 from novarl.core.checkpoint import Disk
 from novarl.observe.sinks.jsonl import JsonlSink
-from tests.build.harness import RL, SFT, finished, novarl, questions, write_rows
+from tests.compose.harness import RL, SFT, finished, novarl, questions, write_rows
 
 REWARD = """
 def zeta(completions, **columns):

@@ -9,8 +9,8 @@ import torch
 
 from benchmarks import memory
 from benchmarks.memory import Shortage, distance
-from novarl.build import machine
 from novarl.learn import accumulate
+from novarl.run import machine
 
 
 def begin(monkeypatch: pytest.MonkeyPatch, shortage: Shortage, micro: list[list[int]]) -> list[tuple[int, str]]:

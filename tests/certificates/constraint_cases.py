@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from novarl.algos import constraints
-from novarl.algos.constraints import Constraint, Lagrangian, QuadraticPenalty
+from novarl.control import constraints
+from novarl.control.constraints import Constraint, Lagrangian, QuadraticPenalty
+from novarl.learn import guard
 from tests.certificates import constraint_exact as exact
 from tests.certificates.certificate import Certificate
 from tests.certificates.constraint_exact import REFERENCE, REWARD
@@ -139,7 +140,7 @@ def gradients() -> list[Certificate]:
 
 def steps() -> list[Certificate]:
     def accepted() -> Tensor:
-        return numbers(*[constraints.backtrack(lambda f: float(exact.along(STEP, f)), limit) for limit in STEP_LIMITS])
+        return numbers(*[guard.backtrack(lambda f: float(exact.along(STEP, f)), limit) for limit in STEP_LIMITS])
 
     def largest() -> Tensor:
         within = [[f for f in exact_fractions if float(exact.along(STEP, f)) <= limit] for limit in STEP_LIMITS]
@@ -151,7 +152,7 @@ def steps() -> list[Certificate]:
         Certificate(
             "early_stop",
             "1[KL(old || old + step) > d]",
-            lambda: numbers(*[constraints.early_stop(float(exact.along(STEP, 1.0)), limit) for limit in STEP_LIMITS]),
+            lambda: numbers(*[guard.early_stop(float(exact.along(STEP, 1.0)), limit) for limit in STEP_LIMITS]),
             lambda: (exact.along(STEP, 1.0) > torch.tensor(STEP_LIMITS, dtype=torch.float64)).double(),
         ),
     ]
@@ -212,11 +213,11 @@ FAULTS: list[Fault] = [
         constraints.QuadraticPenalty, "respond", ("without its half", scaled(2.0), "quadratic penalty past the limit")
     ),
     *planted(
-        constraints,
+        guard,
         "backtrack",
         ("the smallest step", instead(last_accepted), "backtrack"),
         ("the full step where none fits", full_step_anyway, "backtrack"),
     ),
-    *planted(constraints, "early_stop", ("the other way round", lambda f: lambda *a: not f(*a), "early_stop")),
+    *planted(guard, "early_stop", ("the other way round", lambda f: lambda *a: not f(*a), "early_stop")),
 ]
 """That of every public function and of both coefficients."""

@@ -14,7 +14,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from novarl.algos import logprobs
+from novarl.kernels import logprobs
 from tests.certificates import exact
 from tests.certificates.world import PROMPT, Policy, World
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from novarl.algos import advantages, aggregate, kl, logprobs, off_policy, surrogates
+from novarl.algos import advantages, aggregate, kl, off_policy, surrogates
+from novarl.kernels import logprobs
 from tests.certificates import (
     constraint_cases,
     objective_cases,

@@ -7,8 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from novarl.algos import advantages, objectives
-from novarl.algos.objectives import Method, Objective, Objectives
+from novarl.algos import advantages
+from novarl.control import objectives
+from novarl.control.objectives import Method, Objective, Objectives
 from tests.certificates import objective_exact as right
 from tests.certificates.certificate import MIDDLE, Certificate, certify
 from tests.certificates.expected import Minibatch

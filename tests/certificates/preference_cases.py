@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from novarl.algos import preference, reward_modeling
+from novarl.algos import preference_losses as preference, reward_modeling
 from tests.certificates import exact, preference_exact as right
 from tests.certificates.certificate import LONG, MIDDLE, Certificate
 from tests.certificates.expected import pack, token_logp

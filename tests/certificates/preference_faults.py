@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from novarl.algos import calibration, implicit_prm, preference, reward_modeling
+from novarl.algos import calibration, implicit_prm, preference_losses as preference, reward_modeling
 from tests.certificates.fault import Fault, Function, instead, planted, scaled, shifted, swapped, with_options
 
 Planted = tuple[str, Callable[[Function], Function], str]

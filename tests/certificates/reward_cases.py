@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from novarl.algos import calibration, implicit_prm, preference, reward_modeling
+from novarl.algos import calibration, implicit_prm, preference_losses as preference, reward_modeling
 from tests.certificates import exact, preference_exact as right
 from tests.certificates.certificate import LONG, MIDDLE, Certificate
 from tests.certificates.preference_cases import BETA, WRONG, answers, every_pair, token_table

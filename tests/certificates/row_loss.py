@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from novarl.algos import aggregate
-from novarl.build.resolve import resolve_rl
-from novarl.build.stages import credit_rule, objective
+from novarl.compose.resolve import resolve_rl
+from novarl.compose.stages import credit_rule, objective
 from novarl.config.tree import RLConfig
 from novarl.core.types import Batch, Scores
 from novarl.learn.plan import trajectory_of_tokens

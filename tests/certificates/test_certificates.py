@@ -12,16 +12,15 @@ from novarl.algos import (
     advantages,
     aggregate,
     calibration,
-    constraints,
     implicit_prm,
     kl,
-    logprobs,
-    objectives,
     off_policy,
-    preference,
+    preference_losses as preference,
     reward_modeling,
     surrogates,
 )
+from novarl.control import constraints, objectives
+from novarl.kernels import logprobs
 from tests.certificates import (
     constraint_exact,
     exact,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from novarl.algos import logprobs
 from novarl.algos.support import Support, pack_support
 from novarl.core.types import Sampling
-from novarl.engines.sampling import Parameters, truncate
+from novarl.engines.local.sampling import Parameters, truncate
+from novarl.kernels import logprobs
 from tests.certificates import losses, truncation_exact
 from tests.certificates.certificate import COLD, LONG, Certificate
 from tests.certificates.expected import Loss, Minibatch, Packed, pack

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from novarl import build, cli
+from novarl import cli, compose
 from novarl.config.base import Config
 from novarl.config.load import load
 from novarl.config.presets import DEMO
@@ -28,9 +28,9 @@ KERNELS = exact_products()
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The configurations that the runs were started with."""
     configs: list[Any] = []
-    for name in ("run_rl", "run_sft", "run_dpo", "run_rm", "run_eval", "run_sample"):
-        monkeypatch.setattr(build, name, configs.append)
-    monkeypatch.setattr(build, "check", lambda: configs.append("check"))
+    for name in ("run_training", "run_eval", "run_sample"):
+        monkeypatch.setattr(compose, name, configs.append)
+    monkeypatch.setattr(compose, "check", lambda: configs.append("check"))
     monkeypatch.setattr(os, "environ", dict(os.environ))
     return configs
 
@@ -144,15 +144,15 @@ def test_ctrl_c_is_130_and_says_what_was_saved(
     def stop(config: RLConfig) -> None:
         raise KeyboardInterrupt(*(["stopped after step 3, and saved"] if config.seed else []))
 
-    monkeypatch.setattr(build, "run_rl", stop)
+    monkeypatch.setattr(compose, "run_training", stop)
     assert cli.main(["rl", "task=sort", "seed=1"]) == cli.main(["rl", "task=sort"]) == 130
     assert capsys.readouterr().err == "novarl: stopped after step 3, and saved\nnovarl: stopped\n"
 
 
 def test_a_fault_of_ours_is_code_1_with_a_traceback_and_where_to_go() -> None:
     code = (
-        "import novarl.build as b, novarl.cli as c\n"
-        "b.run_rl = lambda config: 1 / 0\n"
+        "import novarl.compose as b, novarl.cli as c\n"
+        "b.run_training = lambda config: 1 / 0\n"
         "raise SystemExit(c.main(['rl', 'task=sort']))"
     )
     done = python("-c", code)
@@ -187,8 +187,8 @@ def test_threads_and_kernels_are_settled_in_the_environment(
 
 def test_the_environment_is_settled_before_torch_loads() -> None:
     code = (
-        "import sys, os, novarl.build as b, novarl.cli as c\n"
-        "b.run_rl = lambda config: print('torch' in sys.modules, os.environ['OMP_NUM_THREADS'])\n"
+        "import sys, os, novarl.compose as b, novarl.cli as c\n"
+        "b.run_training = lambda config: print('torch' in sys.modules, os.environ['OMP_NUM_THREADS'])\n"
         "c.main(['rl', 'task=sort', 'threads=3'])"
     )
     assert python("-c", code).stdout == "False 3\n"
@@ -249,7 +249,7 @@ def test_streams_that_the_shell_closed(closed: str, tmp_path: Path) -> None:
 def test_ctrl_c_waits_for_whole_imports() -> None:
     """torch goes on with half of numpy where one comes while it is imported."""
     code = (
-        "import os, signal, sys, novarl.build as b, novarl.cli as c\n"
+        "import os, signal, sys, novarl.compose as b, novarl.cli as c\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in what a script starts with &
         "class Watch:\n"
         "    def find_spec(self, name, path, target=None):\n"
@@ -257,7 +257,7 @@ def test_ctrl_c_waits_for_whole_imports() -> None:
         "sys.meta_path.insert(0, Watch())\n"
         "status = c.main(['rl', 'task=sort', 'steps=1'])\n"
         "import numpy\n"
-        "print(status, numpy.linalg.__name__, 'novarl.build.rl' in sys.modules)"
+        "print(status, numpy.linalg.__name__, 'novarl.compose.rl' in sys.modules)"
     )
     done = python("-c", code)
     assert (done.stdout, done.stderr) == ("130 numpy.linalg True\n", "novarl: stopped\n")

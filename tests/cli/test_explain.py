@@ -13,7 +13,7 @@ from novarl.algos.named import ALGORITHMS
 from novarl.config.describe import describe
 from novarl.config.load import load
 from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
-from tests.build.harness import ON_TASK, finished
+from tests.compose.harness import ON_TASK, finished
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(file for file in (ROOT / "configs").iterdir() if file.is_file())

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from novarl.config.files import dump, parse_value, read
 from novarl.config.load import load
 from novarl.config.tree import RLConfig
+from novarl.core.config_files import dump, parse_value, read
 from novarl.core.errors import NovaError
 
 FORMATS = {

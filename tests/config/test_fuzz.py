@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from novarl.config.aliases import READ_TOGETHER, ROWS, RUN_NAMES
 from novarl.config.base import Config
+from novarl.config.foreign.aliases import READ_TOGETHER, ROWS, RUN_NAMES
 from novarl.config.keys import keys, sections
 from novarl.config.load import load, to_yaml
 from novarl.config.tree import TREES

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from novarl.config.aliases import ALIASES, FIXED, KL_PLACES, VALUES, Alias, Fixed
 from novarl.config.base import Config
+from novarl.config.foreign.aliases import ALIASES, FIXED, KL_PLACES, VALUES, Alias, Fixed
 from novarl.config.keys import is_key, leaves, nearest
 from novarl.config.load import load
 from novarl.config.names import active, fixed, meanings

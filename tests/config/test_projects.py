@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from novarl.config.aliases import READ_TOGETHER, ROWS, RUN_NAMES
 from novarl.config.base import Config
 from novarl.config.flags import arguments
-from novarl.config.foreign import SEVERAL, Alias, Fixed
+from novarl.config.foreign.aliases import READ_TOGETHER, ROWS, RUN_NAMES
+from novarl.config.foreign.rows import SEVERAL, Alias, Fixed
 from novarl.config.keys import is_key, keys, sections
 from novarl.config.load import load
 from novarl.config.names import rows_of

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from novarl.build.resolve import resolve_rl
 from novarl.cli import _fill, main
-from novarl.config.aliases import ALIASES, HINTS
+from novarl.compose.resolve import resolve_rl
 from novarl.config.base import Config
 from novarl.config.describe import describe
-from novarl.config.foreign import Alias
+from novarl.config.foreign.aliases import ALIASES, HINTS
+from novarl.config.foreign.rows import Alias
 from novarl.config.keys import keys
 from novarl.config.load import load
 from novarl.config.names import active, hints, meanings

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from novarl import cli
-from novarl.core import renderer
 from novarl.core.errors import NovaError
 from novarl.data.formats import Refused
 from novarl.data.template import write
 from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.processes import renderer
 from tests.data.templates import TEMPLATES, tokenizer as make
 
 CHAT = [{"role": "user", "content": "hello"}]

@@ -169,7 +169,7 @@ def mixes(device: torch.device) -> list[str]:
 
 def main(path: str, device: str) -> None:
     """Run the commands there (or as they are, on the CPU), and write what became of each beside them."""
-    from novarl.build import machine
+    from novarl.run import machine
 
     chosen = DEVICE if device == NAME else torch.device("cpu")
     machine.pick_device = lambda name: chosen

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
-from novarl.build.resolve import resolve_rl
+from novarl.compose.resolve import resolve_rl
 from novarl.config.load import load
 from novarl.config.tree import RLConfig
 from novarl.core.errors import NovaError
-from tests.build.harness import ROOT, finished, lightly, metrics
+from tests.compose.harness import ROOT, finished, lightly, metrics
 
 TEXT = (ROOT / "docs/from_the_documents.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+) ours ?([\w ]*)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)

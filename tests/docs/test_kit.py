@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from tests.build.harness import ROOT, metrics, summary
+from tests.compose.harness import ROOT, metrics, summary
 
 
 def train(run: Path, *flags: str) -> str:

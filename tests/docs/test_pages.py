@@ -12,10 +12,10 @@ from types import ModuleType
 
 import pytest
 
-from novarl.algos import preference
+from novarl.algos import preference_losses as preference
 from novarl.algos.named import ALGORITHMS
-from novarl.build.preference_plan import decided
-from novarl.build.resolve import resolve_rl
+from novarl.compose.preference_plan import decided
+from novarl.compose.resolve import resolve_rl
 from novarl.config.load import load
 from novarl.config.tree import TREES, RLConfig
 from novarl.observe.glossary import lookup

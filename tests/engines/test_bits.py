@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from novarl.core.types import Completion, Sampling
-from novarl.engines import runner
-from novarl.engines.local import LocalEngine, sample_all
+from novarl.engines.local import runner
+from novarl.engines.local.engine import LocalEngine, sample_all
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import head
 from novarl.models.load import Policy, load, save

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from novarl.core.types import Completion, Sampling
-from novarl.engines import batch
-from novarl.engines.batch import Batch
-from novarl.engines.local import LocalEngine, sample_all
-from novarl.models.kv_cache import KVCache
+from novarl.engines.local import batch
+from novarl.engines.local.batch import Batch
+from novarl.engines.local.engine import LocalEngine, sample_all
+from novarl.engines.local.kv_cache import KVCache
 from novarl.models.load import Policy
 
 from .conftest import echo

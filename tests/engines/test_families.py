@@ -11,7 +11,7 @@ import torch
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Sampling
-from novarl.engines.local import LocalEngine, sample_all
+from novarl.engines.local.engine import LocalEngine, sample_all
 
 from .conftest import LAG, echo, full_logits, train
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from novarl.models.kv_cache import KVCache, attention_mask, extent
+from novarl.engines.local.kv_cache import KVCache, attention_mask, extent
 
 HEADS, SIZE = 2, 4
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from novarl.algos import products
-from novarl.engines.runner import ModelRunner, Prefill
-from novarl.models.decode import LeanDecoder, Segment, _Attention
-from novarl.models.kv_cache import SLAB, STEP, KVCache, extent, round_up
+from novarl.engines.local.decode import LeanDecoder, Segment, _Attention
+from novarl.engines.local.kv_cache import SLAB, STEP, KVCache, extent, round_up
+from novarl.engines.local.matrices import Matrix, PackedMatrix
+from novarl.engines.local.runner import ModelRunner, Prefill
+from novarl.kernels import products
 from novarl.models.load import Policy, load
 from novarl.models.lora import LoraSettings, inject, without_adapters
-from novarl.models.matrices import Matrix, PackedMatrix
 from novarl.models.transformer import Decoder
 
 from .conftest import LETTERS, echo, full_logits

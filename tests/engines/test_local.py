@@ -16,11 +16,11 @@ from torch import nn
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.core.types import Completion, Sampling
-from novarl.engines.local import LocalEngine, sample_all
-from novarl.engines.prefixes import LONG
-from novarl.engines.runner import ModelRunner
-from novarl.engines.sampling import Parameters, choose
-from novarl.models.kv_cache import KVCache
+from novarl.engines.local.engine import LocalEngine, sample_all
+from novarl.engines.local.kv_cache import KVCache
+from novarl.engines.local.prefixes import LONG
+from novarl.engines.local.runner import ModelRunner
+from novarl.engines.local.sampling import Parameters, choose
 from novarl.models.load import Policy, load
 
 from .conftest import echo, full_logits

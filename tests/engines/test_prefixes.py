@@ -12,15 +12,15 @@ from torch import Tensor
 
 from novarl.core.processor import exact_products
 from novarl.core.types import Completion, Sampling
-from novarl.engines.batch import Batch
-from novarl.engines.local import LocalEngine, sample_all
-from novarl.engines.places import settle
-from novarl.engines.prefixes import LONG, Prefixes
-from novarl.models import decode
-from novarl.models.decode import LeanDecoder, _Attention
-from novarl.models.kv_cache import SLAB, KVCache
+from novarl.engines.local import decode
+from novarl.engines.local.batch import Batch
+from novarl.engines.local.cache_rows import settle
+from novarl.engines.local.decode import LeanDecoder, _Attention
+from novarl.engines.local.engine import LocalEngine, sample_all
+from novarl.engines.local.kv_cache import SLAB, KVCache
+from novarl.engines.local.prefixes import LONG, Prefixes
+from novarl.engines.local.shared_prefix import SharedPrefixes, places_for, stands_alone
 from novarl.models.load import Policy
-from novarl.models.shared_prefix import SharedPrefixes, places_for, stands_alone
 
 from .conftest import echo
 

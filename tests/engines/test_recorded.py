@@ -17,14 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Completion, Sampling
-from novarl.engines import runner as runners
-from novarl.engines.local import LocalEngine, sample_all
-from novarl.engines.runner import ModelRunner
-from novarl.models import decode, matrices, recorded
+from novarl.engines.local import decode, matrices, recorded, runner as runners
+from novarl.engines.local.decode import LeanDecoder
+from novarl.engines.local.engine import LocalEngine, sample_all
+from novarl.engines.local.recorded import OFTEN
+from novarl.engines.local.runner import ModelRunner
 from novarl.models.byte_tokenizer import ByteTokenizer
-from novarl.models.decode import LeanDecoder
 from novarl.models.load import Policy, load
-from novarl.models.recorded import OFTEN
 
 from .conftest import echo, full_logits
 

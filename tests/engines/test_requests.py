@@ -9,7 +9,7 @@ import pytest
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Sampling
-from novarl.engines.requests import Queue, Request, checked_limit
+from novarl.engines.local.requests import Queue, Request, checked_limit
 
 
 def test_the_limit_is_max_tokens_or_what_the_context_leaves() -> None:

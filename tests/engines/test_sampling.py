@@ -11,7 +11,7 @@ from torch import Tensor
 
 from novarl.core.seeds import derive
 from novarl.core.types import Sampling
-from novarl.engines.sampling import Choice, Parameters, choose, exponential_noise, race
+from novarl.engines.local.sampling import Choice, Parameters, choose, exponential_noise, race
 
 WORD = 2**64 - 1
 

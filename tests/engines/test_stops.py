@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from novarl.engines.stops import StopRule
+from novarl.engines.local.stops import StopRule
 from novarl.models.byte_tokenizer import ByteTokenizer
 
 

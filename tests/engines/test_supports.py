@@ -11,8 +11,8 @@ import torch
 from novarl.algos.support import Support, impossible
 from novarl.core.errors import NovaError
 from novarl.core.types import Completion, Sampling
-from novarl.engines.local import LocalEngine, sample_all
-from novarl.engines.requests import checked_limit
+from novarl.engines.local.engine import LocalEngine, sample_all
+from novarl.engines.local.requests import checked_limit
 from novarl.models.load import Policy
 
 from .conftest import echo, full_logits

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
-from novarl.engines import worker as workers
-from novarl.engines.shared import SharedWeights
-from novarl.engines.worker import Worker
+from novarl.engines.shared_weights import SharedWeights
+from novarl.processes import worker as workers
+from novarl.processes.worker import Worker
 
 
 @pytest.fixture(params=["fork", "fresh"])
@@ -159,7 +159,7 @@ def test_ctrl_c_waits_for_the_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 PARENT = """
 import sys, time
-from novarl.engines import worker as workers
+from novarl.processes import worker as workers
 from tests.engines.test_worker import worker
 workers._has_one_thread = lambda: sys.argv[2] == "fork"
 part = worker(sys.argv[1])
@@ -193,8 +193,8 @@ def test_a_killed_parent_takes_its_part_with_it(tmp_path: Path, kind: str) -> No
 
 IMPORTED = """
 import os, sys
-import novarl.build.rl
-from novarl.engines.worker import Worker
+import novarl.compose.rl
+from novarl.processes.worker import Worker
 from tests.engines.test_worker import Part
 part = Worker(what="the part", fix="start it again")
 part.make(Part, sys.argv[1])
@@ -259,7 +259,7 @@ def test_the_weights_have_no_file_name_at_any_moment(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(module, name, looking)
 
-    monkeypatch.setattr("novarl.engines.shared._IN_MEMORY", tmp_path)
+    monkeypatch.setattr("novarl.engines.shared_weights._IN_MEMORY", tmp_path)
     look("posix_fallocate", os)
     look("from_file", torch)
     weights = SharedWeights.of(torch.nn.Linear(2, 2))
@@ -274,7 +274,7 @@ def test_where_no_address_is_left_for_the_weights_nothing_is_left_behind(
     def full(path: str, **_: object) -> None:
         raise RuntimeError(f"unable to mmap 64 bytes from file <{path}>: Cannot allocate memory (12)")
 
-    monkeypatch.setattr("novarl.engines.shared._IN_MEMORY", tmp_path)
+    monkeypatch.setattr("novarl.engines.shared_weights._IN_MEMORY", tmp_path)
     monkeypatch.setattr(torch, "from_file", full)
     with pytest.raises(RuntimeError, match="Cannot allocate"):
         SharedWeights.of(torch.nn.Linear(2, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.build.harness import QUIET, finished, metrics, summary, write_rows
+from tests.compose.harness import QUIET, finished, metrics, summary, write_rows
 from tests.examples.test_examples import ROOT, load_module
 
 EXAMPLE = ROOT / "examples" / "calculator.py"

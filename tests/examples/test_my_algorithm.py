@@ -12,8 +12,8 @@ import torch
 
 from novarl.algos.advantages import group as centred
 from novarl.algos.surrogates import reinforce
-from novarl.build.own import own_estimator, own_surrogate
-from tests.build.harness import ROOT, finished, largest_difference, metrics, novarl, weights
+from novarl.compose.custom import own_estimator, own_surrogate
+from tests.compose.harness import ROOT, finished, largest_difference, metrics, novarl, weights
 
 EXAMPLE = ROOT / "examples/my_algorithm.py"
 SPO, RANK = f"loss.surrogate={EXAMPLE}:spo", f"adv.estimator={EXAMPLE}:rank"

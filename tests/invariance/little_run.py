@@ -1,4 +1,4 @@
-"""A whole run in about two seconds, through `run_rl`: the trained model, its prompts as a data file, a reward file."""
+"""A whole run in about two seconds: the trained model, its prompts as a data file, a reward file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from novarl.build import rl, sinks
+from novarl.compose import run_training
 from novarl.config.load import load
 from novarl.config.tree import RLConfig
 from novarl.models.load import save
+from novarl.run import report
 from tests.invariance.sharp import WORDS, question, sharp_policy
 
 REWARD = """\
@@ -48,8 +49,8 @@ def write(folder: Path) -> list[str]:
 
 def run(words: list[str], run_dir: Path) -> dict[str, Any]:
     """Run it, without drawing curves, which takes longer than everything else; returns its summary."""
-    with mock.patch.object(sinks, "draw"):
-        return rl.run_rl(load(RLConfig, None, [*words, f"run_dir={run_dir}"]))
+    with mock.patch.object(report, "draw"):
+        return run_training(load(RLConfig, None, [*words, f"run_dir={run_dir}"]))
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from novarl.build.sampling import Sampler, local_engine
 from novarl.core.types import Prompt, Rollout, Sampling, Scored, Sequence
 from novarl.data.pack import pack_sequences
 from novarl.data.render import render_prompt, render_sft
@@ -25,6 +24,7 @@ from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import token_logprobs
 from novarl.models.load import Policy
 from novarl.models.transformer import Decoder, DecoderConfig
+from novarl.run.sampler import Sampler, local_engine
 
 Model = TypeVar("Model", bound=nn.Module)
 WORDS = ("ab", "cde", "fghi", "jklmn", "opqrst", "uv")

@@ -14,9 +14,10 @@ from novarl.algos import aggregate
 from novarl.core.types import Batch
 from novarl.data.pack import select
 from novarl.distributed.ranks import Ranks
+from novarl.kernels import packing
 from novarl.learn.plan import plan, trajectory_of_tokens
 from novarl.learn.policy import PolicyLearner
-from novarl.models import forward, packing
+from novarl.models import forward
 from tests.distributed.fork import run
 from tests.invariance.gradients import LIMITS, WHOLE, Case, Gradients, distance, gradient, sharp_case
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from novarl.build import rl
 from novarl.core.types import Sink
+from novarl.run import lifecycle
 from tests.invariance import little_run
 
 ON = ["log.console=true", "log.tensorboard=true", "log.rollouts_every=1", "log.samples_every=1"]
@@ -85,11 +85,11 @@ class Meddler:
 
 def test_a_sink_that_meddles_is_caught(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     little_run.run([*words, *OFF, "steps=1"], tmp_path / "alone")
-    opened = rl.open_sinks
+    opened = lifecycle.open_sinks
 
     def with_meddler(*args: Any, **options: Any) -> list[Sink]:
         return [*opened(*args, **options), Meddler()]
 
-    monkeypatch.setattr(rl, "open_sinks", with_meddler)
+    monkeypatch.setattr(lifecycle, "open_sinks", with_meddler)
     little_run.run([*words, *OFF, "steps=1"], tmp_path / "meddled")
     assert checkpoints(tmp_path / "alone") != checkpoints(tmp_path / "meddled")

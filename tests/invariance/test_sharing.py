@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from novarl.data.pack import select
 from novarl.distributed.ranks import Ranks
+from novarl.kernels import attention, packing, small_attention
+from novarl.kernels.packing import Gathered, HeadRows
+from novarl.kernels.prefix import Group, find_groups, unique_places
 from novarl.learn import plan as planning
 from novarl.learn.plan import plan
 from novarl.learn.scorer import Scorer
-from novarl.models import attention, forward, packing, small_attention
-from novarl.models.packing import Gathered, HeadRows
-from novarl.models.prefix import Group, find_groups, unique_places
+from novarl.models import forward
 from tests.invariance.families import family_policy
 from tests.invariance.gradients import LIMITS, WHOLE, Case, Limits, distance, gradient, make_case, sharp_case
 from tests.invariance.sharp import recorded

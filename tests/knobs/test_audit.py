@@ -18,7 +18,7 @@ from novarl.config.keys import leaves
 from novarl.config.parts import Node
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
-from tests.build.harness import ON_TASK, RL, SFT, finished, questions, write_rows
+from tests.compose.harness import ON_TASK, RL, SFT, finished, questions, write_rows
 
 MODES = ("lagrangian", "penalty", "early_stop", "rollback")
 BOUND = ("constraint_optimization=true", "constraint_optimization.kl_constraint=0.1")

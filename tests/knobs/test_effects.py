@@ -12,7 +12,7 @@ from torch import Tensor
 
 from novarl.rewards.per_rollout import by_text
 from novarl.rewards.registry import REWARDS
-from tests.build.harness import RL, SFT, finished, largest_difference, metrics, questions, weights, write_rows
+from tests.compose.harness import RL, SFT, finished, largest_difference, metrics, questions, weights, write_rows
 
 Learnt = Callable[..., tuple[Path, dict[str, Tensor]]]
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.config.files import read
 from novarl.config.keys import leaves
 from novarl.config.tree import RLConfig
+from novarl.core.config_files import read
 from novarl.rewards.per_rollout import by_text
 from novarl.rewards.registry import REWARDS
-from tests.build.harness import RL, ROOT, finished, metrics, questions, weights, write_rows
+from tests.compose.harness import RL, ROOT, finished, metrics, questions, weights, write_rows
 
 Run = tuple[list[dict[str, float]], dict[str, Tensor]]
 LETTERS = f"rollout.stop=[{','.join(string.ascii_letters)}]"
@@ -152,9 +152,9 @@ def test_every_key_of_the_blocks_is_flipped() -> None:
     missing = {name for name in leaves(RLConfig) if name.startswith(blocks)} - flipped
     assert missing == {
         "multi_objective.archive_size",
-        "multi_objective.prune",  # both: tests/build/test_front_of_a_run.py
+        "multi_objective.prune",  # both: tests/compose/test_front_of_a_run.py
         "multi_objective.objectives",  # its parts are
-        "prime.model",  # tests/build/test_rm.py
+        "prime.model",  # tests/compose/test_rm.py
     }
 
 

@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import nn
 
-from novarl.build import stages, weights
-from novarl.build.play import Play
-from novarl.build.sampling import Sampler
+from novarl.compose import rl, weights
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Prompt, Record, Rollout, Sequence
 from novarl.data.pack import pack
 from novarl.data.render import render_prompt
 from novarl.distributed.ranks import Ranks
-from novarl.engines.local import LocalEngine
+from novarl.engines.local.engine import LocalEngine
 from novarl.learn.agreement import TOLERANCES, Agreement, active_dropout, mismatch, switch_dropout_off
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import Layout
 from novarl.models.load import Policy
+from novarl.run.play import Play
+from novarl.run.sampler import Sampler
 from tests.invariance import little_run
 from tests.invariance.families import family_policy
 from tests.invariance.sharp import perturbed, record, recorded, sharp_policy
@@ -264,7 +264,7 @@ def unversioned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "render_prompt", lambda *args, **options: (*render_prompt(*args, **options), 10))
+    monkeypatch.setattr(rl, "render_prompt", lambda *args, **options: (*render_prompt(*args, **options), 10))
 
 
 def masked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from novarl.learn.plan import plan
 from novarl.learn.policy import PolicyLearner
 from novarl.learn.prime import ProcessRewards
 from novarl.learn.scorer import Scorer
-from tests.build.harness import ON_TASK, events, finished, metrics
+from tests.compose.harness import ON_TASK, events, finished, metrics
 from tests.invariance.gradients import Limits, distance, gradient, sharp_case
 
 BUDGET = 50

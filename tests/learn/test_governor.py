@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from novarl.algos.constraints import Lagrangian, QuadraticPenalty
-from novarl.algos.controllers import DeadBand, EntropyTarget, Fixed
-from novarl.algos.objectives import Objective, Objectives
+from novarl.control.constraints import Lagrangian, QuadraticPenalty
+from novarl.control.controllers import DeadBand, EntropyTarget, Fixed
+from novarl.control.governor import Governor
+from novarl.control.objectives import Objective, Objectives
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Record, Scored, Scores
 from novarl.data.pack import pack
-from novarl.learn.governor import Governor
 from novarl.learn.plan import trajectory_of_tokens
 from tests.invariance.gradients import objective
 from tests.loops.fakes import prompts, rollout

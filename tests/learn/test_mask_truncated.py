@@ -14,7 +14,7 @@ from novarl.data.pack import select
 from novarl.learn.credit import CreditRule
 from novarl.loops.online import minibatch_order, online, without_truncated
 from novarl.loops.state import LoopState
-from tests.build.harness import ON_TASK, finished, metrics, novarl, weights
+from tests.compose.harness import ON_TASK, finished, metrics, novarl, weights
 from tests.invariance.gradients import Case, make_learner, sharp_case, weights_of
 from tests.loops.fakes import Seen, prompts, scored, stages
 

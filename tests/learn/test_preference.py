@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from novarl.algos.preference import LOSSES
+from novarl.algos.preference_losses import LOSSES
 from novarl.core.types import Batch, Sequence
 from novarl.data.pairs import Labelled, pack_pairs
 from novarl.distributed.ranks import Ranks

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.algos.accumulation import total_of
 from novarl.core.types import Batch, Record, Sequence
 from novarl.data.pack import pack_sequences
 from novarl.data.render import render_sft
 from novarl.distributed.ranks import Ranks
+from novarl.kernels.accumulation import total_of
 from novarl.learn.optim import OptimSettings
 from novarl.learn.plan import plan
 from novarl.learn.scorer import Scorer

@@ -17,9 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.algos.controllers import DeadBand, Fixed
-from novarl.build import suppliers
-from novarl.build.sampling import Sampler
+from novarl.control.controllers import DeadBand, Fixed
+from novarl.control.governor import Governor
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoint, Checkpoints
 from novarl.core.types import Batch, Record, Rollout
@@ -27,7 +26,6 @@ from novarl.distributed.ranks import Ranks
 from novarl.learn.agreement import TOLERANCES, mismatch
 from novarl.learn.credit import CreditRule
 from novarl.learn.critic import Critic, CriticSettings, ValueScorer
-from novarl.learn.governor import Governor
 from novarl.learn.optim import OptimSettings
 from novarl.learn.policy import PolicyLearner
 from novarl.learn.prime import PrimeSettings, ProcessRewards
@@ -40,6 +38,8 @@ from novarl.loops.state import LoopState
 from novarl.models.heads import with_head
 from novarl.models.load import Policy, load, save
 from novarl.models.reference import frozen_copy
+from novarl.run.continuations import Continue
+from novarl.run.sampler import Sampler
 from tests.invariance.gradients import objective
 from tests.invariance.sharp import prompts, sampler, score, sharp_policy
 
@@ -81,15 +81,9 @@ def critic(policy: Policy, asking: Sampler) -> Supplier:
 
 def continuations(policy: Policy, asking: Sampler) -> Supplier:
     """Two from the beginning of each word."""
-    run: Any = SimpleNamespace(
-        engine=asking.engine,
-        judge=SimpleNamespace(score=score),
-        policy=policy,
-        sampler=asking,
-        config=SimpleNamespace(seed=asking.seed, apply_chat_template=True),
-        plan=SimpleNamespace(max_tokens=16),
-    )
-    return Continuations(suppliers.Continue(run, samples=2), policy.tokenizer.decode, split=" ", most=4, ranks=Ranks())
+    judge: Any = SimpleNamespace(score=score)
+    estimate = Continue(asking, judge, samples=2, max_tokens=16, ends=policy.eos_ids, apply_chat_template=True)
+    return Continuations(estimate, policy.tokenizer.decode, split=" ", most=4, ranks=Ranks())
 
 
 def process_rewards(policy: Policy, asking: Sampler) -> Supplier:

@@ -23,9 +23,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.build.machine import check_overlap, divided_threads
-from novarl.build.play import FarSampler
-from novarl.build.resolve import resolve_rl
+from novarl.compose.overlap import FarSampler
+from novarl.compose.resolve import resolve_rl
 from novarl.config.load import load as load_config
 from novarl.config.tree import RLConfig
 from novarl.core.checkpoint import Checkpoint, Checkpoints
@@ -38,7 +37,8 @@ from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
 from novarl.loops.state import LoopState
 from novarl.models.load import load, save
-from tests.build.harness import QUIET, deterministic_metrics, finished, novarl, weights
+from novarl.run.machine import check_overlap, divided_threads
+from tests.compose.harness import QUIET, deterministic_metrics, finished, novarl, weights
 from tests.invariance.sharp import sampler, score, sharp_policy
 from tests.loops.test_resume import RULES, STEPS, YIELDS, Run, Trace, build, same
 
@@ -261,7 +261,7 @@ SIZE = ("prompts_per_rollout=2", "responses_per_prompt=2", "rollout.max_tokens=4
 def children() -> set[int]:
     """Sampling processes that are alive."""
     found = subprocess.run(["ps", "-eo", "pid,ppid,stat,args"], capture_output=True, text=True, check=True).stdout
-    lines = [line.split(None, 3) for line in found.splitlines() if "novarl.engines.worker" in line]
+    lines = [line.split(None, 3) for line in found.splitlines() if "novarl.processes.worker" in line]
     return {int(pid) for pid, parent, state, _ in lines if int(parent) == os.getpid() and not state.startswith("Z")}
 
 
@@ -338,10 +338,10 @@ def configured(*words: str) -> RLConfig:
 
 
 def test_threads_and_correction_follow_from_the_overlap() -> None:
-    divided = {total: divided_threads(configured(f"threads={total}")) for total in (1, 2, 3, 4)}
+    divided = {total: divided_threads(total, staleness=1, sampling=None) for total in (1, 2, 3, 4)}
     assert divided == {1: (1, 1), 2: (1, 1), 3: (2, 1), 4: (2, 2)}
-    assert divided_threads(configured("threads=2", "rollout.threads=3")) == (2, 3)
-    assert divided_threads(load_config(RLConfig, overrides=["task=sort", "threads=2"])) == (2, 2)
+    assert divided_threads(2, staleness=1, sampling=3) == (2, 3)
+    assert divided_threads(2, staleness=0, sampling=None) == (2, 2)
     assert resolve_rl(configured()).correction == "token"
     assert resolve_rl(configured("correction.type=icepop")).correction == "icepop"
     assert resolve_rl(configured("adv.estimator=vtrace")).correction is None, "it would weigh tokens twice"
@@ -354,7 +354,6 @@ def test_threads_and_correction_follow_from_the_overlap() -> None:
 def test_overlap_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
     ended = novarl("rl", "task=sort", "rollout.threads=2")
     assert ended.code == 2 and "rollout.staleness" in ended.err
-    config = configured("threads=2")
-    check_overlap(config, Ranks())
+    check_overlap(1, Ranks())
     with pytest.raises(NovaError, match="one learning process"):
-        check_overlap(config, Ranks(0, 2))
+        check_overlap(1, Ranks(0, 2))

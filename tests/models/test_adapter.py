@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
-from novarl.build.resolve import is_small
+from novarl.compose.resolve import is_small
 from novarl.core.errors import NovaError
 from novarl.core.types import Sequence
 from novarl.data.pack import pack_sequences

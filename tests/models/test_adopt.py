@@ -15,11 +15,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from novarl.engines.runner import ROWS, ModelRunner
+from novarl.engines.local.kv_cache import KVCache, extent
+from novarl.engines.local.runner import ROWS, ModelRunner
 from novarl.models import adopt, hugging_face
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import modules_of, token_logprobs
-from novarl.models.kv_cache import KVCache, extent
 from novarl.models.load import Policy, load, save
 from novarl.models.lora import LoraSettings, adapter_weights, inject
 from novarl.models.transformer import Decoder

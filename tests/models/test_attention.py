@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from novarl.core.errors import NovaError
-from novarl.models import attention, packing
-from novarl.models.attention import choose_kernel, packed_attention
-from novarl.models.packing import Alone, Call, Gathered, Kernel, cuts, packing_of, past, past_mask
-from novarl.models.prefix import Group, Rest
+from novarl.kernels import attention, packing
+from novarl.kernels.attention import choose_kernel, packed_attention
+from novarl.kernels.packing import Alone, Call, Gathered, Kernel, cuts, packing_of, past, past_mask
+from novarl.kernels.prefix import Group, Rest
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -17,10 +17,10 @@ import torch._dynamo
 import transformers
 from torch import Tensor, nn
 
-from novarl.algos.products import FULL, has_fast_products
 from novarl.core.errors import NovaError
 from novarl.core.types import Sampling
-from novarl.engines.local import LocalEngine, sample_all
+from novarl.engines.local.engine import LocalEngine, sample_all
+from novarl.kernels.products import FULL, has_fast_products
 from novarl.models import forward, transformer
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.compiled import compile_layers

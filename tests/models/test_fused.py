@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from novarl.models import fused
+from novarl.kernels import fused
 
 EPS = 1e-6
 

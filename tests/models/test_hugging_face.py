@@ -15,18 +15,18 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from novarl.algos import products
-from novarl.algos.accumulation import fused_accumulation
 from novarl.core.errors import NovaError
-from novarl.engines.runner import ModelRunner
-from novarl.models import fused, hugging_face
-from novarl.models.attention import causal_attention
+from novarl.engines.local.runner import ModelRunner
+from novarl.kernels import fused, products
+from novarl.kernels.accumulation import fused_accumulation
+from novarl.kernels.attention import causal_attention
+from novarl.kernels.packing import packing_of
+from novarl.kernels.prefix import Group
+from novarl.models import hugging_face
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import packs, token_logprobs
 from novarl.models.hugging_face import enable_packing, packing_sdpa
 from novarl.models.load import load
-from novarl.models.packing import packing_of
-from novarl.models.prefix import Group
 from novarl.models.transformer import Embedding
 
 SHAPE: dict[str, Any] = {

@@ -12,8 +12,8 @@ from torch import nn
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Sampling
-from novarl.engines.local import LocalEngine, sample_all
-from novarl.engines.runner import ModelRunner
+from novarl.engines.local.engine import LocalEngine, sample_all
+from novarl.engines.local.runner import ModelRunner
 from novarl.models.forward import token_logprobs
 from novarl.models.load import Policy, load, save
 from novarl.models.lora import (

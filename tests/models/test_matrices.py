@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from novarl.algos import products
-from novarl.algos.products import give_up_programs
 from novarl.core.types import Sampling
-from novarl.engines.local import LocalEngine, sample_all
-from novarl.engines.runner import ModelRunner
+from novarl.engines.local.engine import LocalEngine, sample_all
+from novarl.engines.local.matrices import SOON, Matrix, PackedMatrix, as_matrix
+from novarl.engines.local.runner import ModelRunner
+from novarl.kernels import products
+from novarl.kernels.products import give_up_programs
 from novarl.models.load import load
-from novarl.models.matrices import SOON, Matrix, PackedMatrix, as_matrix
 
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from novarl.models.attention import packed_attention
-from novarl.models.packing import packing_of
-from novarl.models.prefix import TOLL, Group, Rest, common_beginnings, find_groups, groups_of, unique_places
+from novarl.kernels.attention import packed_attention
+from novarl.kernels.packing import packing_of
+from novarl.kernels.prefix import TOLL, Group, Rest, common_beginnings, find_groups, groups_of, unique_places
 
 A, B = tuple(range(100, 120)), tuple(range(200, 230))
 """Two prompts of 20 and 30 tokens."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.models.attention import plain_attention
-from novarl.models.small_attention import FEW, SEVERAL, is_small, small_attention
+from novarl.kernels.attention import plain_attention
+from novarl.kernels.small_attention import FEW, SEVERAL, is_small, small_attention
 
 
 def states(batch: int, heads: int, key_heads: int, length: int, keys: int, dtype: torch.dtype) -> list[Tensor]:

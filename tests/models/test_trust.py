@@ -19,7 +19,7 @@ from novarl.data.columnar import from_hub
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.load import load
 from novarl.models.trust import Trust
-from tests.build.harness import questions, write_rows
+from tests.compose.harness import questions, write_rows
 
 CODE = """
 from pathlib import Path

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from novarl.observe.blame import blame
-from tests.build.harness import ON_TASK, finished, summary
+from tests.compose.harness import ON_TASK, finished, summary
 
 CODE = """import json
 

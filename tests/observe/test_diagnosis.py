@@ -9,7 +9,7 @@ import pytest
 from novarl.learn.optim import Optimizer
 from novarl.observe.diagnosis import cannot_learn, findings, low_rate
 from novarl.observe.summary import render_summary
-from tests.build.harness import ON_TASK, RL, SFT, events, finished, questions, summary, write_rows
+from tests.compose.harness import ON_TASK, RL, SFT, events, finished, questions, summary, write_rows
 
 ONE = ("rollout.max_tokens=1", "log.console=true")
 HEALTHY = {

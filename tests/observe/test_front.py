@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from novarl.algos.pareto import Directions, Evaluated
+from novarl.control.front_figure import BLUE, PALE, draw_front
+from novarl.control.pareto import Directions, Evaluated
 from novarl.core.errors import NovaError
 from novarl.observe.figures import RED
-from novarl.observe.front import BLUE, PALE, draw_front
 
 RUNS = [
     Evaluated("careful", (0.4, 0.1), (0.02, 0.01)),
@@ -134,8 +134,8 @@ def test_no_torch(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from novarl.algos.pareto import ParetoArchive
-from novarl.observe.front import draw_front
+from novarl.control.pareto import ParetoArchive
+from novarl.control.front_figure import draw_front
 assert "matplotlib" not in sys.modules
 archive = ParetoArchive()
 archive.add("a", (1.0, 2.0))

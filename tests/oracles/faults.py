@@ -7,7 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from novarl.algos import advantages, aggregate, calibration, kl, off_policy, preference, reward_modeling, surrogates
+from novarl.algos import (
+    advantages,
+    aggregate,
+    calibration,
+    kl,
+    off_policy,
+    preference_losses as preference,
+    reward_modeling,
+    surrogates,
+)
 from tests.certificates.fault import Fault, Function, planted, scaled, shifted, swapped, with_options
 from tests.oracles import inputs
 

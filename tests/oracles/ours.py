@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from novarl.algos import advantages, aggregate, calibration, kl, off_policy, preference, reward_modeling, surrogates
+from novarl.algos import (
+    advantages,
+    aggregate,
+    calibration,
+    kl,
+    off_policy,
+    preference_losses as preference,
+    reward_modeling,
+    surrogates,
+)
 from tests.oracles import inputs
 from tests.oracles.inputs import BETA, CLIP, DISCOUNT, HIGH, KL, LAMBDA, LOW, NARROW, STD_EPS, TWO_SIDED
 

@@ -106,17 +106,6 @@ def test_the_license_is_mit() -> None:
     assert (ROOT / "LICENSE").read_text().startswith("MIT License\n\nCopyright (c) 2026 NovaRL contributors\n")
 
 
-def test_the_room_called_build_is_neither_ignored_nor_passed_over() -> None:
-    """A .gitignore (which ruff obeys) and pytest take a folder of that name for rubbish unless told otherwise."""
-    assert not {"build", "build/"} & set((ROOT / ".gitignore").read_text().splitlines())
-    seen = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--show-files", "."], cwd=ROOT, capture_output=True, text=True
-    )
-    assert str(ROOT / "novarl/build/__init__.py") in seen.stdout.splitlines()
-    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert "build" not in options["norecursedirs"]
-
-
 def test_the_wheel_holds_the_whole_package_and_runs(tmp_path: Path) -> None:
     source, ignored = tmp_path / "source", shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "novarl", source / "novarl", ignore=ignored)

@@ -18,7 +18,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from novarl.algos import preference, surrogates
+from novarl.algos import preference_losses as preference, surrogates
 from novarl.algos.named import ALGORITHMS, Algorithm
 from novarl.core.types import Credit, Record, Scored, Scores
 from novarl.data.pack import pack, pack_sequences

@@ -12,8 +12,8 @@ import yaml
 from benchmarks.recipe_rewards import richness, sorted_letters
 from benchmarks.recipe_twins import TWINS, Twin
 from benchmarks.recipes import broken, judge
-from novarl.build.preference_plan import resolve_dpo, resolve_rm
-from novarl.build.resolve import resolve_rl, resolve_sft
+from novarl.compose.preference_plan import resolve_dpo, resolve_rm
+from novarl.compose.resolve import resolve_rl, resolve_sft
 from novarl.config.load import load
 from novarl.config.tree import TREES
 from tests.recipes.world import NAMES, arguments, recipe

@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from novarl.build.rewards import build_rewards
+from novarl.compose.rewards import build_rewards
 from novarl.config.load import load
 from novarl.config.tree import RLConfig
 from novarl.rewards import math

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from novarl.core.pipe import Died, Pipe
+from novarl.processes.pipe import Died, Pipe
 from novarl.rewards.process import UserProcess
 from novarl.rewards.verdict import Failure
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from novarl.core.errors import NovaError
+from novarl.rewards.endings import ending, preference
 from novarl.rewards.length import length, moderation
 from novarl.rewards.lexical import lexical, richness, words
-from novarl.rewards.preference import ending, preference
 from novarl.rewards.sentiment import polarity, sentiment
 
 

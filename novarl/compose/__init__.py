@@ -1,0 +1,96 @@
+"""The composition root: with `cli` the only reader of a configuration. Everything below takes the few values it needs.
+
+Importing this package costs nothing: each command's parts are loaded when it runs.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from novarl.config.base import TrainConfig
+    from novarl.config.tree import EvalConfig, SampleConfig
+    from novarl.run.lifecycle import Run
+
+
+def configuration(kind: str, settings: Mapping[str, Any], where: str) -> TrainConfig:
+    """The configuration of a training run from the keyword arguments of `where`, objects among them."""
+    from novarl.config.base import TrainConfig
+    from novarl.config.objects import from_python
+    from novarl.config.tree import TREES
+
+    config = from_python(TREES[kind], settings, where)
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def train(config: TrainConfig) -> Run:
+    """A training run that has not begun: RL, SFT, DPO or a reward model."""
+    import importlib
+
+    with _whole_imports():
+        module = importlib.import_module(f"novarl.compose.{config.kind}")
+    run: Run = getattr(module, f"{config.kind}_run")(config)
+    return run
+
+
+def run_training(config: TrainConfig) -> dict[str, Any]:
+    """Train to the end; returns what summary.json holds. KeyboardInterrupt after Ctrl-C, once all is saved."""
+    from novarl.run.report import check_end
+
+    with closing(train(config)) as run:
+        return check_end(run.finish())
+
+
+def run_eval(config: EvalConfig) -> dict[str, Any]:
+    """Evaluation; returns what summary.json holds."""
+    with _whole_imports():
+        from novarl.compose.evaluate import run_eval as evaluate
+        from novarl.core.rundir import let_go
+
+    try:
+        return evaluate(config)
+    finally:
+        let_go()
+
+
+def run_sample(config: SampleConfig) -> None:
+    """Answer a prompt, or every line of the standard input."""
+    with _whole_imports():
+        from novarl.compose import sample
+
+    sample.run_sample(config)
+
+
+def check() -> None:
+    """Print versions and device, and run one forward pass."""
+    with _whole_imports():
+        from novarl.compose import check as forward_pass
+
+    forward_pass.run_check()
+
+
+@contextmanager
+def _whole_imports() -> Iterator[None]:
+    """Ctrl-C waits until everything is imported: torch would go on with half of numpy, which fails much later."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield  # no signal reaches this thread, or somebody else has decided what one means
+        return
+    stopped = False
+
+    def note(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if stopped:
+        raise KeyboardInterrupt

@@ -1,0 +1,143 @@
+"""`novarl eval`: how good a model is on held-out rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from novarl.compose.chat import date_notes, with_chat
+from novarl.compose.resolve import DATA_MAX_TOKENS
+from novarl.compose.rewards import build_env, build_rewards, close_env
+from novarl.compose.rows import rl_rows
+from novarl.compose.settings import run_settings
+from novarl.compose.trust import trust_of
+from novarl.config.load import to_yaml
+from novarl.config.tree import EvalConfig
+from novarl.core import collector
+from novarl.core.bus import Bus
+from novarl.core.errors import NovaError, visible
+from novarl.core.event_loop import EventLoop
+from novarl.core.rundir import RunDir, environment
+from novarl.core.types import Prompt, Sampling
+from novarl.data.rows import Rows
+from novarl.loops.evaluate import Evaluation
+from novarl.models.heads import refuse_reward_model
+from novarl.models.load import load
+from novarl.observe.sinks.jsonl import JsonlSink
+from novarl.observe.summary import render_summary
+from novarl.run.judge import Judge, write_samples
+from novarl.run.lineage import learnt_from
+from novarl.run.machine import flush_denormals, start
+from novarl.run.resume import open_run
+from novarl.run.sampler import Sampler, local_engine
+from novarl.tasks.registry import find_task
+
+FILES = {"run_dir": "", "events": "events.jsonl", "samples": "samples.md"}
+
+
+def run_eval(config: EvalConfig) -> dict[str, Any]:
+    """Evaluate, print the score with its interval, and return what summary.json holds."""
+    began = time.perf_counter()
+    device, ranks = start(config.device, config.threads, config.seed)
+    opened = open_run(run_settings(config, threads=config.threads), ranks)
+    loop = EventLoop(flush_denormals)
+    task = find_task(config.task, dict(config.task_options)) if config.task else None
+    refuse_reward_model(config.model)
+    policy = load(config.model, seed=config.seed, dtype=config.dtype, device=device, trust=trust_of(config))
+    policy = with_chat(policy, config)
+    max_tokens = config.rollout.max_tokens or (task.max_tokens if task else DATA_MAX_TOKENS)
+    rows = rl_rows(config, task, policy, max_tokens=max_tokens)
+    rewards = build_rewards(config, task, rows.held_out, device=device)
+    engine = local_engine(policy, max_batch=config.rollout.max_batch)
+    sampling = Sampling(
+        temperature=config.eval.temperature,
+        top_k=config.eval.top_k,
+        top_p=config.eval.top_p,
+        min_p=config.eval.min_p,
+        max_tokens=max_tokens,
+        stop=tuple(config.rollout.stop),
+    )
+    sampler = Sampler(
+        engine=engine,
+        env=build_env(config),
+        tokenizer=policy.tokenizer,
+        sampling=replace(sampling, temperature=0.0),
+        max_turns=config.rollout.max_turns,
+        context=policy.context,
+        apply_chat_template=config.apply_chat_template,
+        samples=1,
+        seed=config.seed,
+        ends=policy.eos_ids,
+        loop=loop,
+    )
+    collector.started()
+    try:
+        found = Judge(rows.held_out, sampler, rewards, ranks, sampling, config.eval.k, config.best_of)()
+    finally:
+        rewards.close()
+        close_env(sampler.env)
+        engine.close()
+        loop.close()
+    if found.n == 0:
+        raise NovaError(
+            f"the reward failed for every row: {str(found.rows[0].error).partition(chr(10))[0]}",
+            where="reward",
+            fix="mend the reward function",
+        )
+    summary = {
+        "seconds": round(time.perf_counter() - began, 3),
+        "status": "done",
+        "command": "eval",
+        "task": config.task,
+        "steps": 0,
+        "rows": rows.summary(),
+        "before": None,
+        "after": found.summary(),
+        "paths": {name: str(opened.rundir.path / file) for name, file in FILES.items()},
+    }
+    if ranks.rank == 0:
+        unused = rows.unused.notes(rewards.reads) if config.data else []
+        notes = [*unused, *_notes(config), *date_notes(policy, config)]
+        if found.best is not None:
+            mean, (low, high) = found.best
+            chosen = f"best of {config.eval.k} samples by reward {config.best_of}"
+            notes.append(f"{chosen}: mean reward {mean:.3f} [{low:.3f}, {high:.3f}]")
+        _write(config, opened.rundir, rows, found, summary, notes)
+        for note in notes:
+            print(visible(f"Note: {note}"))
+        print(visible(render_summary(summary)), end="")
+    ranks.stop()
+    return summary
+
+
+def _notes(config: EvalConfig) -> list[str]:
+    """What should be known of the score."""
+    run = learnt_from(config.model, config.data) if config.data else None
+    if run is None:
+        return []
+    held_out = f"how it does on those that were held out is in {run / 'summary.json'}"
+    return [f"the model has learnt from rows of {config.data}, so the score is not one on new rows: {held_out}"]
+
+
+def _write(
+    config: EvalConfig,
+    rundir: RunDir,
+    rows: Rows[Prompt],
+    found: Evaluation,
+    summary: Mapping[str, Any],
+    notes: Sequence[str],
+) -> None:
+    """What an evaluation leaves behind: the same files as a training run, but for its metrics."""
+    rundir.create()
+    rundir.write_json("manifest.json", {**environment(), "kind": "eval", "seed": config.seed})
+    rundir.write_text("config.yaml", to_yaml(config))
+    bus = Bus([JsonlSink(rundir.path)])
+    rows.report(bus)
+    for note in notes:
+        bus.event("alert", message=note)
+    bus.event("eval", name="after", **found.summary())
+    bus.close()
+    write_samples(rundir.path / "samples.md", found.rows)
+    rundir.write_json("summary.json", summary)

@@ -1,0 +1,98 @@
+"""The policy that KL is measured to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from novarl.compose.parts import Parts
+from novarl.compose.trust import trust_of
+from novarl.core.errors import NovaError
+from novarl.learn.scorer import Scorer
+from novarl.models.forward import vocabulary_of
+from novarl.models.implicit import ImplicitModel
+from novarl.models.load import Policy, load, save
+from novarl.models.reference import freeze, frozen_copy
+from novarl.rewards.model import load_implicit
+
+if TYPE_CHECKING:
+    from novarl.config.tree import RLConfig
+
+
+def open_reference(parts: Parts, named: nn.Module | None, folder: Path, *, resumed: bool) -> Scorer:
+    """`kl.reference` as a model that is never trained; `named` is the one that it names, if it does.
+
+    What starts as the policy did when reinforcement learning began is kept in `folder` for whoever resumes; a moving
+    average of the policy also lies, as it has moved since, in the learner's state. Under LoRA the start is the policy
+    without its adapters.
+    """
+    config, scorer = parts.config, parts.scorer
+    if config.kl.reference == "tie":
+        return scorer
+    if named is not None:
+        return replace(scorer, model=named)
+    if config.lora.rank > 0:
+        return replace(scorer, adapters=False)
+    if resumed:
+        trust = trust_of(config, str(folder))
+        kept = load(str(folder), dtype=config.dtype, device=scorer.device, attn=config.attn, trust=trust)
+        model = freeze(kept.model)
+    else:
+        model = frozen_copy(parts.policy.model)
+        if parts.ranks.rank == 0:
+            save(parts.policy, folder)
+        parts.ranks.wait()
+    return replace(scorer, model=model)
+
+
+def named_reference(config: RLConfig, policy: Policy, longest: int, device: torch.device) -> nn.Module | None:
+    """A model of its own that `kl.reference` names, which must speak the policy's tokens and take the `longest`
+    sequence that may be sampled; None where it names none.
+
+    NovaError where there is none, or one of other tokens or a shorter context: before anything is written or learnt.
+    """
+    name = config.kl.reference
+    if name in ("start", "ema", "tie"):
+        return None
+    where = f"kl.reference={name}"
+    try:
+        theirs = load(name, dtype=config.dtype, device=device, attn=config.attn, trust=trust_of(config))
+    except NovaError as error:
+        raise NovaError(error.what, where=where, fix="name start, ema, tie, a model's directory or a hub id") from error
+    _speaks_as(policy, theirs, longest, where)
+    return freeze(theirs.model)
+
+
+def named_process_model(config: RLConfig, policy: Policy, longest: int, device: torch.device) -> ImplicitModel | None:
+    """The implicit reward model that `prime.model` names, with the model that it is compared with; None where it names
+    none. NovaError as for `named_reference`."""
+    name = config.prime.model
+    if name is None:
+        return None
+    where = f"prime.model={name}"
+    found = load_implicit(name, where, device=str(device), trust=trust_of(config))
+    _speaks_as(policy, found.policy, longest, where)
+    assert isinstance(found.model, ImplicitModel)
+    return found.model
+
+
+def _speaks_as(policy: Policy, theirs: Policy, longest: int, where: str) -> None:
+    """Refuse a model whose log-probabilities cannot be compared with the policy's."""
+    same_size = vocabulary_of(policy.model) == vocabulary_of(theirs.model)
+    probe = "Tokens, 1 2 3:\n¿así?"
+    if not same_size or list(policy.tokenizer.encode(probe)) != list(theirs.tokenizer.encode(probe)):
+        raise NovaError(
+            "this model has other tokens than the policy, so their log-probabilities cannot be compared",
+            where=where,
+            fix="name a model with the policy's tokenizer",
+        )
+    if theirs.context < longest:
+        raise NovaError(
+            f"this model's context is {theirs.limit}, and a prompt with its answer may take {longest} tokens",
+            where=where,
+            fix="name a model of a longer context, or make rollout.max_tokens, or with it max_length, smaller",
+        )

@@ -1,0 +1,221 @@
+"""From a configuration to plain values: where it says null, the algorithm's row and the task decide.
+
+This module loads no torch, so `novarl explain` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from novarl.algos.named import ALGORITHMS, Algorithm
+from novarl.compose.coefficients import constraints, entropy_controller, kl_controller
+from novarl.compose.merge import WEIGHED, constrains_kl, merge
+from novarl.config.adapting import MEASURED
+from novarl.config.base import Config
+from novarl.config.tree import BUILT_IN_MODELS, RLConfig, SFTConfig
+from novarl.core.errors import NovaError, nearest
+from novarl.tasks.registry import Task, find_task
+
+SMALL_WIDTH = 256
+"""A model this wide or narrower (the built-in ones are 128 and 256) learns at rates that would ruin a large one."""
+SMALL_MODULE = 20_000_000
+"""The most parameters of a module that does not state its width, yet counts as small."""
+SMALL_RL_LR, LARGE_RL_LR = 3e-4, 1e-6
+SMALL_SFT_LR, LARGE_SFT_LR = 1e-3, 1e-5
+SMALL_CRITIC_LR, LARGE_CRITIC_LR = 1e-3, 5e-6
+PRIME_SHARE = 0.1
+"""The learning rate of process rewards over the policy's."""
+PRIME_BETA = 0.05
+"""Of process rewards that start as the reference; those of `prime.model` have the one they were trained with."""
+WEIGHT_MAX = 2.0
+"""Where importance weights are cut unless `correction.tis_max` says otherwise."""
+COMPARED = ("grpo", "rloo", "ppo", "reinforce", "remax")
+"""What a run is advised to be compared with: the first that takes its settings."""
+DATA_MAX_TOKENS = 256
+"""The longest answer for a data file, where nobody says how long answers are."""
+DATA_SPLIT = "\n"
+"""What ends a step of an answer to a data file, where nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RLPlan:
+    """What a reinforcement-learning run will do, every null filled in."""
+
+    algorithm: Algorithm
+    task: Task | None
+    warmup: int
+    lr: float
+    critic_lr: float
+    prime_lr: float
+    prime_beta: float | None
+    max_tokens: int
+    split: str
+    correction: str | None
+    needs_reference: bool
+    needs_old_logp: bool
+
+
+def resolve_rl(config: RLConfig) -> RLPlan:
+    """Merge the algorithm's row with what the configuration changes of it. NovaError on what contradicts, and on gains
+    of controllers whose simulated loop does not settle: all before anything is loaded or written."""
+    if config.algo not in ALGORITHMS:
+        raise NovaError(f"unknown algorithm {config.algo!r}", where="algo", fix=nearest(config.algo, ALGORITHMS))
+    task = find_task(config.task, dict(config.task_options)) if config.task else None
+    algorithm = merge(ALGORITHMS[config.algo], config)
+    updates = config.updates_per_rollout or algorithm.updates_per_rollout
+    algorithm = replace(algorithm, updates_per_rollout=updates)
+    if updates % config.epochs_per_rollout:
+        raise NovaError(
+            f"{updates} updates cannot be shared evenly among {config.epochs_per_rollout} epochs",
+            where="epochs_per_rollout",
+            fix="make updates_per_rollout a multiple of epochs_per_rollout",
+        )
+    trajectories = config.prompts_per_rollout * config.responses_per_prompt
+    if updates // config.epochs_per_rollout > trajectories:
+        raise NovaError(
+            f"{trajectories} answers in a step cannot be shared among the {updates} updates of algo={config.algo}",
+            where="updates_per_rollout",
+            fix="use fewer updates, or more prompts_per_rollout",
+        )
+    fresh = config.model in BUILT_IN_MODELS
+    warmup = config.warmup if config.warmup is not None else (task.warmup if task and fresh else 0)
+    _check_critic(algorithm, updates, config)
+    _check_objectives(config, task)
+    kl_controller(config, algorithm)
+    entropy_controller(config, algorithm)
+    constraints(config)
+    correction = config.correction.type or ("token" if config.correction.tis_max is not None else None)
+    if config.rollout.staleness and correction is None and algorithm.estimator not in WEIGHED:
+        correction = "token"
+    objectives = set(config.multi_objective.objectives) if config.multi_objective.enabled else set()
+    split = config.vine.split if config.vine.split is not None else task.split if task else DATA_SPLIT
+    lr = config.optim.lr or usual_lr(model_in(config), task)
+    return RLPlan(
+        algorithm=algorithm,
+        task=task,
+        warmup=warmup,
+        lr=lr,
+        critic_lr=config.critic.lr or (SMALL_CRITIC_LR if is_small(model_in(config)) else LARGE_CRITIC_LR),
+        prime_lr=PRIME_SHARE * lr if config.prime.lr is None else config.prime.lr,
+        prime_beta=config.prime.beta or (None if config.prime.model else PRIME_BETA),
+        max_tokens=config.rollout.max_tokens or usual_max_tokens(task),
+        split=split,
+        correction=correction,
+        needs_reference="reference" in algorithm.needs
+        or config.kl.reference != "start"
+        or constrains_kl(config)
+        or "kl" in objectives,
+        # A correction alone needs none: in a rollout's only update they are those of its own forward pass.
+        needs_old_logp="old_logp" in algorithm.needs
+        or config.constraint_optimization.enabled
+        or bool(objectives & {"kl", "entropy"}),
+    )
+
+
+def other_algorithm(config: RLConfig) -> str | None:
+    """An algorithm to compare with that takes all else as it is, or None: a critic's settings, or one answer to a
+    prompt, do not go with every other."""
+    for name in COMPARED:
+        if name == config.algo:
+            continue
+        try:
+            resolve_rl(config.model_copy(update={"algo": name}))
+        except NovaError:
+            continue
+        return name
+    return None
+
+
+def _check_critic(row: Algorithm, updates: int, config: RLConfig) -> None:
+    own = config.critic.updates_per_rollout
+    if row.values == "critic" and own is not None and own % updates:
+        raise NovaError(
+            f"the critic's {own} updates cannot be shared evenly among the policy's {updates}",
+            where="critic.updates_per_rollout",
+            fix="make it a multiple of updates_per_rollout",
+        )
+    if row.values == "critic" and config.critic.warmup_steps >= config.steps:
+        raise NovaError(
+            f"the policy would stand still for all {config.steps} steps",
+            where="critic.warmup_steps",
+            fix="make it smaller than steps",
+        )
+    if row.values == "continuations" and config.rollout.max_turns > 1:
+        raise NovaError(
+            "continuations are taken from the steps of one answer, and this run has several turns",
+            where="adv.values",
+            fix="use adv.values=critic, or rollout.max_turns=1",
+        )
+
+
+def _check_objectives(config: RLConfig, task: Task | None) -> None:
+    section = config.multi_objective
+    if not section.enabled:
+        return
+    if config.reward is not None:
+        rewards = tuple(config.reward)
+    else:
+        rewards = tuple(task.rewards()) if task is not None and config.rollout.env_path is None else ("reward",)
+    known = tuple(dict.fromkeys((*rewards, "reward", *MEASURED)))
+    for name in section.objectives:
+        whole, _, part = name.partition("/")
+        if name not in known and not (part and whole in rewards):  # which parts a reward gives, only running it tells
+            raise NovaError(
+                "no reward or measurement of this run has that name",
+                where=f"multi_objective.objectives.{name}",
+                fix=nearest(name, known),
+            )
+
+
+def usual_lr(model: Any, task: Task | None) -> float:
+    """The learning rate of a policy where none is given."""
+    if not is_small(model):
+        return LARGE_RL_LR
+    return task.rl_lr if task else SMALL_RL_LR
+
+
+def usual_max_tokens(task: Task | None) -> int:
+    """The longest answer where nobody says how long."""
+    return task.max_tokens if task else DATA_MAX_TOKENS
+
+
+def model_in(config: Config) -> Any:
+    """The model of a configuration: the object where one was given, else its name."""
+    given = config.object("model")
+    return config.model if given is None else given
+
+
+def is_small(model: Any) -> bool:
+    """Whether a model is of the built-in ones' size: one of them, or an object or a directory whose configuration, or
+    that of the adapter's base in it, says so; a module without one by its number of parameters."""
+    if not isinstance(model, str):
+        stated = getattr(getattr(model, "config", None), "hidden_size", None)
+        if isinstance(stated, int):
+            return stated <= SMALL_WIDTH
+        return sum(parameter.numel() for parameter in model.parameters()) <= SMALL_MODULE
+    if model in BUILT_IN_MODELS:
+        return True
+    try:
+        if (adapter := Path(model) / "adapter_config.json").is_file():
+            model = str(json.loads(adapter.read_text()).get("base_model_name_or_path"))
+        width = json.loads((Path(model) / "config.json").read_text()).get("hidden_size")
+    except (OSError, ValueError):
+        return False
+    return isinstance(width, int) and width <= SMALL_WIDTH
+
+
+@dataclass(frozen=True, slots=True)
+class SFTPlan:
+    """What a supervised run will do."""
+
+    task: Task | None
+    lr: float
+
+
+def resolve_sft(config: SFTConfig) -> SFTPlan:
+    """The task and the learning rate."""
+    task = find_task(config.task, dict(config.task_options)) if config.task else None
+    return SFTPlan(task, config.optim.lr or (SMALL_SFT_LR if is_small(model_in(config)) else LARGE_SFT_LR))

@@ -1,0 +1,153 @@
+"""The rows of a run: a task's or a data file's, with some held out, each one accounted for."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from novarl.config.base import RunConfig
+from novarl.config.objects import is_object
+from novarl.config.preference import DPOConfig, RMConfig
+from novarl.config.tree import EvalConfig, RLConfig, SFTConfig
+from novarl.core.errors import NovaError
+from novarl.core.types import Prompt, Sequence as TokenSequence
+from novarl.data.dataset import load_rl, load_sft
+from novarl.data.formats import BadRow, Columns, detect
+from novarl.data.rows import Rows, set_aside
+from novarl.data.sources import RawRow, from_python, read
+from novarl.data.unused import Unused
+from novarl.models.load import Policy
+from novarl.tasks.registry import Task
+
+
+def subject(config: SFTConfig | DPOConfig | RMConfig) -> dict[str, str | None]:
+    """The words that give reinforcement the rows, if they have prompts of their own, and the model of this run, for a
+    summary's advice."""
+    named = [(name, getattr(config, name)) for name in ("data", "prompt_key", "messages_key")]
+    words = " ".join(f"{name}={shlex.quote(value)}" for name, value in named if value is not None)
+    return {"data": words if words and _has_prompts(config) else None, "base": shlex.quote(config.model)}
+
+
+def _has_prompts(config: SFTConfig | DPOConfig | RMConfig) -> bool:
+    if config.data is None or is_object(config.data):
+        return False
+    try:
+        first = list(islice(read(config.data), 8))
+        detect(first, "rl", keys=Columns(messages=config.messages_key, prompt=config.prompt_key), where=config.data)
+    except NovaError:
+        return False
+    return True
+
+
+def source_of(config: RunConfig, key: str) -> str | list[RawRow]:
+    """Where the rows of `data` or `eval.data` come from: a file's name, or the objects that were given."""
+    given = config.object(key)
+    if given is not None:
+        return from_python(given, key)
+    named: str = config.data if key == "data" else config.eval.data  # type: ignore[attr-defined, assignment]
+    if is_object(named):
+        what = f"{named} was an object of the Python program that started the run"
+        raise NovaError(what, where=key, fix="go on with it in Python, with the same objects and resume='auto'")
+    return named
+
+
+def raw(rows: Iterable[Mapping[str, Any]]) -> list[RawRow]:
+    """A task's rows as if read from a file; a row's own id is its place."""
+    return [
+        RawRow(index, str(row["id"]), {key: value for key, value in row.items() if key != "id"})
+        for index, row in enumerate(rows)
+    ]
+
+
+def longest_prompt(config: RLConfig | EvalConfig, policy: Policy, *, max_tokens: int) -> int:
+    """The most tokens in a prompt: `max_length`, and in any case what the context leaves beside the answer."""
+    room = policy.context - max_tokens
+    if room < 1:
+        raise NovaError(
+            f"answers of {max_tokens} tokens leave no room for a prompt in a context of {policy.limit}",
+            where="rollout.max_tokens",
+            fix="make it smaller",
+        )
+    return min(config.max_length or room, room)
+
+
+def longest_sequence(config: RLConfig, rows: Rows[Prompt], policy: Policy, *, max_tokens: int) -> int:
+    """The most tokens in a sequence that may be sampled from the rows; several turns may fill the policy's context."""
+    if config.rollout.max_turns > 1:
+        return policy.context
+    return max((len(prompt.tokens) for prompt in rows.train), default=0) + max_tokens
+
+
+def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *, max_tokens: int) -> Rows[Prompt]:
+    """Prompts to train on and to measure on."""
+    bad: list[BadRow] = []
+    options: dict[str, Any] = {
+        "tokenizer": policy.tokenizer,
+        "max_length": longest_prompt(config, policy, max_tokens=max_tokens),
+        "on_long": config.on_long,
+        "apply_chat_template": config.apply_chat_template,
+        "template_kwargs": policy.template_kwargs,
+        "max_bad_rows": config.max_bad_rows,
+        "report": bad.append,
+    }
+    keys: dict[str, Any] = {
+        "messages_key": config.messages_key,
+        "prompt_key": config.prompt_key,
+        "answer_key": config.answer_key,
+    }
+    if task is not None:
+        asked = raw(task.rows("held_out", seed=0)[: config.eval.n]) if config.eval.n else []
+        if isinstance(config, EvalConfig):
+            return Rows([], *load_rl(asked, **options), bad)
+        held_out = load_rl(asked, **options)[0] if asked else []
+        train, counts = load_rl(raw(task.rows("train", seed=0)), **options)
+        return Rows(train, held_out, counts, bad)
+    assert config.data is not None
+    unused = Unused()
+    prompts, counts = load_rl(source_of(config, "data"), **options, **keys, unused=unused)
+    if isinstance(config, EvalConfig):
+        return Rows([], prompts[: config.eval.n], counts, bad, unused)
+    if config.eval.data:
+        held_out, _ = load_rl(source_of(config, "eval.data"), **options, **keys)
+        return Rows(prompts, held_out[: config.eval.n], counts, bad, unused)
+    return Rows(*set_aside(prompts, config.eval.n), counts, bad, unused)
+
+
+def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[TokenSequence]:
+    """Sequences to imitate and to measure on."""
+    bad: list[BadRow] = []
+    options: dict[str, Any] = {
+        "tokenizer": policy.tokenizer,
+        "max_length": min(config.max_length or policy.context, policy.context),
+        "on_long": config.on_long,
+        "apply_chat_template": config.apply_chat_template,
+        "template_kwargs": policy.template_kwargs,
+        "max_bad_rows": config.max_bad_rows,
+        "report": bad.append,
+    }
+    keys: dict[str, Any] = {
+        "messages_key": config.messages_key,
+        "prompt_key": config.prompt_key,
+        "completion_key": config.completion_key,
+        "text_key": config.text_key,
+    }
+    if task is not None:
+        sequences, counts = load_sft(raw(demonstrations(task)), **options)
+        return Rows(sequences, [], counts, bad)
+    assert config.data is not None
+    sizes: list[int] = []
+    unused = Unused()
+    sequences, counts = load_sft(source_of(config, "data"), **options, **keys, sizes=sizes, unused=unused)
+    if config.eval.data:
+        held_out, _ = load_sft(source_of(config, "eval.data"), **options, **keys)
+        return Rows(sequences, held_out[: config.eval.n], counts, bad, unused)
+    return Rows(*set_aside(sequences, config.eval.n, sizes), counts, bad, unused)
+
+
+def demonstrations(task: Task) -> list[dict[str, Any]]:
+    """A task's demonstrations as rows with ids."""
+    return [
+        {"id": f"{task.name}/demonstration/{index}", **row} for index, row in enumerate(task.demonstrations(seed=0))
+    ]

@@ -1,0 +1,48 @@
+"""What a run must know of its configuration."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from novarl.config.base import RunConfig, TrainConfig
+from novarl.config.keys import is_open
+from novarl.config.load import to_dict, to_yaml
+from novarl.core.errors import NovaError
+from novarl.run.settings import RunSettings
+
+
+def run_settings(config: RunConfig, *, threads: int | None, steps: int | None = None) -> RunSettings:
+    """Of a training run, or of an evaluation, which neither saves nor goes on."""
+    training = config if isinstance(config, TrainConfig) else None
+    log = getattr(config, "log", None)
+    return RunSettings(
+        kind=config.kind,
+        model=config.model,
+        seed=config.seed,
+        device=config.device,
+        threads=threads,
+        run_dir=config.run_dir,
+        resume=training.resume if training else None,
+        steps=steps,
+        save_every=training.save_every if training else None,
+        eval_every=training.eval_every if training else None,
+        keep=training.keep if training else 1,
+        keep_best=training is not None and training.keep_best,
+        console=log is not None and log.console,
+        tensorboard=log is not None and log.tensorboard,
+        values=to_dict(config),
+        text=to_yaml(config),
+        named_by_user=partial(is_open, tree=type(config)),
+    )
+
+
+def refuse_objects(config: RunConfig, why: str) -> None:
+    """NovaError where Python objects stand behind keys of the configuration."""
+    for key in (
+        "model",
+        "rollout.env_path",
+        "engine",
+        *(f"reward.{name}" for name in getattr(config, "reward", None) or ()),
+    ):
+        if config.object(key) is not None:
+            raise NovaError(f"{why} a Python object", where=key, fix="name a model, or a function as file.py:name")

@@ -1,0 +1,100 @@
+"""A configuration from Python: keyword arguments, some of whose values are objects that no file can hold.
+
+Each object gets a name, `python:<what it is>`, which is what the configuration and config.yaml say; the object itself
+travels with the configuration (`Config.object`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from novarl.config.base import Config
+from novarl.config.load import entries_of, parse
+from novarl.core.errors import NovaError
+
+Tree = TypeVar("Tree", bound=Config)
+
+PREFIX = "python:"
+PLAIN = (str, int, float, bool, type(None))
+OBJECTS = ("model", "tokenizer", "data", "eval.data", "engine", "rollout.env_path")
+"""Keys whose values may be objects; beside them `reward` takes functions, and so do these:"""
+FUNCTIONS = ("loss.surrogate", "adv.estimator")
+
+
+def is_object(text: object) -> bool:
+    """Whether a value names an object instead of a file or a model."""
+    return isinstance(text, str) and text.startswith(PREFIX)
+
+
+def from_python(tree: type[Tree], settings: Mapping[str, Any], where: str) -> Tree:
+    """The configuration that keyword arguments describe: nested dictionaries, dotted names and every alias of the
+    command line. NovaError as for a file, with `where` in the place of the file's name."""
+    objects: dict[str, Any] = {}
+    values = {name: _plain(name, value, objects) for name, value in settings.items()}
+    values.pop("tokenizer", None)
+    values.pop("engine", None)
+    return parse(tree, entries_of(values, where, tree)).with_objects(objects)
+
+
+def _plain(path: str, value: Any, objects: dict[str, Any]) -> Any:
+    """The value as a file would hold it; what no file can hold is put into `objects`."""
+    if isinstance(value, Path):
+        return str(value)
+    if path == "reward" or path.startswith("reward."):
+        return _reward(path, value, objects)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(f"{path}.{name}", part, objects) for name, part in value.items()}
+    if path in OBJECTS and not isinstance(value, PLAIN):
+        return _named(path, value, objects)
+    if path in FUNCTIONS and callable(value):
+        return _named(path, value, objects, name=f"{_name(value)}.py")
+    if isinstance(value, list | tuple) and all(isinstance(part, (*PLAIN, Path, Mapping, list)) for part in value):
+        return [_plain(path, part, objects) for part in value]
+    if isinstance(value, PLAIN):
+        return value
+    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a number of numpy's or torch's
+        return value.item()
+    raise NovaError(
+        f"must be a plain value, got {type(value).__name__}", where=path, fix="write a number, text, a list or a dict"
+    )
+
+
+def _reward(path: str, value: Any, objects: dict[str, Any]) -> Any:
+    """`reward` as one function, several, or several by name, each a function, a name or a file, with its settings."""
+    if callable(value):
+        return {_name(value): {"source": _named(f"reward.{_name(value)}", value, objects)}}
+    if isinstance(value, list | tuple):
+        merged: dict[str, Any] = {}
+        for part in value:
+            one = _reward(path, part, objects)
+            one = one if isinstance(one, dict) else {str(one).rpartition(":")[2]: {"source": one}}
+            if twice := merged.keys() & one.keys():
+                fix = "name them: reward={'first': ..., 'second': ...}"
+                raise NovaError(f"two rewards are called {min(twice)!r}", where="reward", fix=fix)
+            merged |= one
+        return merged
+    if isinstance(value, Mapping):
+        return {str(name): _one_reward(f"reward.{name}", part, objects) for name, part in value.items()}
+    return value
+
+
+def _one_reward(path: str, value: Any, objects: dict[str, Any]) -> Any:
+    if callable(value):
+        return {"source": _named(path, value, objects)}
+    if isinstance(value, Mapping):
+        return {
+            str(name): _named(path, part, objects) if name == "source" and callable(part) else part
+            for name, part in value.items()
+        }
+    return {"source": value} if isinstance(value, str) else value
+
+
+def _named(path: str, value: Any, objects: dict[str, Any], *, name: str | None = None) -> str:
+    objects[path] = value
+    return PREFIX + (name or _name(value))
+
+
+def _name(value: Callable[..., Any] | Any) -> str:
+    return str(getattr(value, "__name__", None) or type(value).__name__).strip("<>")

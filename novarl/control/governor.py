@@ -1,0 +1,158 @@
+"""What moves by itself during a run: coefficients under control, multipliers of constraints, weights of objectives.
+
+All of it is plain numbers, the same on every rank, saved in the checkpoint; it changes once a step, after the step's
+last update. Entropy is that of this update. So is KL where a step has one update. Where it has several, each sees a
+part of the answers, sampled by a policy that is no longer the one it measures; KL is then that of the policy that
+sampled, on all answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from novarl.control.constraints import Constraint
+from novarl.control.objectives import Objectives, combine
+from novarl.core.errors import NovaError
+from novarl.core.types import Batch, Record, Scores
+from novarl.learn.objective import KL_ESTIMATORS
+from novarl.learn.plan import per_trajectory
+from novarl.learn.policy import PolicyLearner
+
+DERIVED = ("kl", "entropy", "length")
+"""Objectives that no reward gives: a trajectory's sum of log pi_old - log pi_ref, of -log pi_old, and its tokens."""
+
+
+class Coefficient(Protocol):
+    """What the controllers of `algos.controllers` do."""
+
+    @property
+    def coef(self) -> float: ...
+    def update(self, measured: float, n: int = 1) -> float: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(slots=True)
+class Governor:
+    """`kl` and `entropy` are the coefficients that a run begins with, fixed or controlled; the multipliers of
+    constraints are added to them. `unit`: KL per token (`..kl_mean`) or per trajectory (`..kl_sequence`). `in_loss`:
+    whether the KL coefficient is the learner's, or credit's."""
+
+    kl: Coefficient
+    entropy: Coefficient
+    in_loss: bool
+    unit: Literal["token", "sequence"] = "token"
+    constraints: dict[Literal["kl", "entropy"], Constraint] = field(default_factory=dict)
+    objectives: Objectives | None = None
+
+    @property
+    def kl_coef(self) -> float:
+        return self.kl.coef + (self.constraints["kl"].coef if "kl" in self.constraints else 0.0)
+
+    @property
+    def entropy_coef(self) -> float:
+        return self.entropy.coef + (self.constraints["entropy"].coef if "entropy" in self.constraints else 0.0)
+
+    def rule(self, learner: PolicyLearner) -> None:
+        """Hand the learner the coefficients of its next update."""
+        kl = self.kl_coef if self.in_loss else 0.0
+        learner.objective = replace(learner.objective, kl_loss_coef=kl, entropy_coef=self.entropy_coef)
+
+    def weigh(self, batch: Batch, scores: Scores) -> tuple[Tensor | None, Record]:
+        """(the reward of each trajectory [R] as the objectives weigh it now, None where there are none; the report).
+
+        Every estimator without `norm_std` is linear in the reward, so weights on the objectives are weights on the
+        advantages that each would have alone.
+        """
+        record = self._distance(batch, scores)
+        if self.objectives is None:
+            return None, record
+        columns = torch.stack([self._column(name, batch, scores) for name in self.objectives.names])
+        trained = columns[:, ~batch.baseline].double()
+        means = trained.mean(1).tolist()
+        weights = self.objectives.observe(means, trained.std(1, unbiased=False).tolist())
+        for name, mean, weight in zip(self.objectives.names, means, weights, strict=True):
+            record |= {f"objective/{name}_mean": mean, f"objective/{name}_weight": weight}
+        return combine(columns, torch.tensor(weights, dtype=torch.float64)), record
+
+    @staticmethod
+    def _distance(batch: Batch, scores: Scores) -> Record:
+        """KL of the policy that sampled to the reference on all answers; nothing where either is unknown.
+
+        By k1: k3 has the same mean but, where the policy has turned from what its reference prefers, the tail of
+        pi_ref / pi_old. Then a few answers make up its mean, most steps read too low, and a controller lets KL go.
+        """
+        if scores.old_logp is None or scores.ref_logp is None:
+            return {}
+        k1 = KL_ESTIMATORS["k1"](scores.old_logp, scores.ref_logp).double()
+        kl, tokens = (per_trajectory(batch, each)[~batch.baseline] for each in (k1, torch.ones_like(k1)))
+        return {
+            "rollout_kl_mean": (kl.sum() / tokens.sum().clamp(min=1.0)).item(),
+            "rollout_kl_sequence": kl.mean().item(),
+        }
+
+    def _column(self, name: str, batch: Batch, scores: Scores) -> Tensor:
+        """What each trajectory [R] reaches in one objective."""
+        if name in batch.reward_names:
+            found = batch.rewards[:, batch.reward_names.index(name)]
+            if bool(found[~batch.baseline].isnan().any()):
+                raise NovaError(
+                    "some rollouts of the step have no number of that name",
+                    where=f"multi_objective.objectives.{name}",
+                    fix="let the reward give every part for every rollout",
+                )
+            return found
+        if name == "reward":
+            return batch.reward
+        if name not in DERIVED:
+            raise NovaError(
+                f"no reward gave a number of that name, only of {', '.join(batch.reward_names) or 'none'}",
+                where=f"multi_objective.objectives.{name}",
+                fix="name the parts of a reward that gives several",
+            )
+        if name == "length":
+            per_token = torch.ones_like(batch.behavior_logp)
+        else:
+            assert scores.old_logp is not None
+            per_token = -scores.old_logp
+            if name == "kl":
+                assert scores.ref_logp is not None
+                per_token = KL_ESTIMATORS["k1"](scores.old_logp, scores.ref_logp)
+        return per_trajectory(batch, per_token.to(batch.reward.dtype))
+
+    def observe(self, record: Record) -> Record:
+        """Adapt to the Record of a step's last update; returns what there is to report of it."""
+        if "entropy" not in record:  # the actor was frozen, and nothing was measured of it
+            return {}
+        n, measured = int(record["episodes"]), {"entropy": record["entropy"]}
+        if "kl_sequence" in record:  # there is a reference
+            name = "kl_sequence" if self.unit == "sequence" else "kl_mean"
+            measured["kl"] = record.get(f"rollout_{name}", record[name])
+            self.kl.update(measured["kl"], n)
+        self.entropy.update(measured["entropy"], n)
+        found: Record = {}
+        for bound, constraint in self.constraints.items():
+            constraint.update(measured[bound], n)
+            found |= {f"{bound}_multiplier": constraint.coef, f"{bound}_violation": constraint.violation}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "kl": self.kl.state_dict(),
+            "entropy": self.entropy.state_dict(),
+            "constraints": {name: constraint.state_dict() for name, constraint in self.constraints.items()},
+            "objectives": None if self.objectives is None else self.objectives.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.kl.load_state_dict(state["kl"])
+        self.entropy.load_state_dict(state["entropy"])
+        for name, constraint in self.constraints.items():
+            constraint.load_state_dict(state["constraints"][name])
+        if self.objectives is not None:
+            self.objectives.load_state_dict(state["objectives"])

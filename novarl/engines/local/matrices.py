@@ -1,0 +1,106 @@
+"""A matrix of weights as the sampler multiplies by it: often, by few rows, and without gradients."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from novarl.kernels.products import can_pack, full_rows, pack
+
+EVEN, GRAIN = 64, 32768
+"""Of how many numbers each thread's part of an activation is a multiple: the last ones of a part that fill no vector
+are taken one by one, and come out with other bits (64: two vectors of 16-bit numbers in AVX-512). And the most numbers
+for which PyTorch takes no further thread."""
+
+
+class Matrix:
+    """A weight [N, K]: x [R, K] to x @ weight.T [R, N], and what a layer does with that."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+        self._turned = weight.t()
+
+    def rows(self, count: int) -> int:
+        """How many rows to bring for `count` of them, at least as many: what is in the others does not matter."""
+        return count
+
+    def times(self, x: Tensor) -> Tensor:
+        """x @ weight.T."""
+        return torch.mm(x, self._turned)
+
+    def opened(self, x: Tensor) -> Tensor:
+        """silu(x @ weight.T)."""
+        if x.device.type != "cpu":
+            return F.silu(self.times(x), inplace=True)
+        rows, width = x.shape[0], self._weight.shape[0]
+        size = rows * width
+        together = EVEN * max(1, min(torch.get_num_threads(), -(-size // GRAIN)))
+        room = x.new_empty(-(-size // together) * together)
+        found = torch.mm(x, self._turned, out=room[:size].view(rows, -1))
+        F.silu(room, inplace=True)
+        return found
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """(x @ weight.T) * gate."""
+        return self.times(x).mul_(gate)
+
+    def added(self, x: Tensor, total: Tensor) -> Tensor:
+        """total + x @ weight.T, in the dtype of `total`, which may be overwritten."""
+        if total.dtype == x.dtype:
+            return total.addmm_(x, self._turned)
+        return total.add_(self.times(x))
+
+
+SOON = 1 << 20
+"""Numbers of a weight that products have read before it is packed. About here, bringing a small weight into oneDNN's
+layout at every product has cost as much as a copy, which is mostly preparation."""
+
+
+class PackedMatrix(Matrix):
+    """A weight that oneDNN multiplies by, in its own layout, into which it would be brought at every product otherwise;
+    activations and residuals are part of the product. A small weight is no copy until it has been read often; the bits
+    are the same.
+
+    A row's bits are the same whatever rows are beside it, from two rows on.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight.detach().contiguous())
+        self._read = 0
+
+    def rows(self, count: int) -> int:
+        return full_rows(count, 16)
+
+    def times(self, x: Tensor) -> Tensor:
+        return self._product(x, "none")
+
+    def opened(self, x: Tensor) -> Tensor:
+        return self._product(x, "swish")
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        return self._with(x, gate, "mul")
+
+    def added(self, x: Tensor, total: Tensor) -> Tensor:
+        return self._with(x, total, "add") if total.dtype == x.dtype else total.add_(self.times(x))
+
+    def _packed(self) -> Tensor:
+        """The weight for one more product."""
+        if not self._weight.is_mkldnn:
+            self._read += self._weight.numel()
+            if self._read > SOON:
+                self._weight = pack(self._weight)
+        return self._weight
+
+    def _product(self, x: Tensor, activation: str) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed(), None, activation, [], "")
+        return found
+
+    def _with(self, x: Tensor, other: Tensor, how: str) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed(), None, how)
+        return found
+
+
+def as_matrix(weight: Tensor) -> Matrix:
+    """The weight in the faster form that this machine has for it; a copy, or the weight itself."""
+    return PackedMatrix(weight) if can_pack(weight) else Matrix(weight)

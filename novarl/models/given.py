@@ -1,0 +1,111 @@
+"""A policy from objects: a model that the user has in hand, and its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from novarl.core.errors import NovaError
+from novarl.kernels.attention import choose_kernel
+from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.forward import vocabulary_of
+from novarl.models.load import COMPUTE_DTYPES, Policy, context_of, eos_ids_of, head_size
+from novarl.models.lora import plain_parameters
+from novarl.models.plain import PlainModel
+from novarl.models.transformer import Decoder
+
+if TYPE_CHECKING:
+    from novarl.core.types import Tokenizer
+
+
+def policy_of(
+    model: nn.Module,
+    tokenizer: Tokenizer | None,
+    *,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+    gradient_checkpointing: bool = False,
+    attn: str = "auto",
+) -> Policy:
+    """The policy that trains `model` itself, in place. NovaError for what cannot be a causal language model.
+
+    A transformers model runs as one that is loaded does, a built-in one too; any other module by its own `forward`
+    (`models.plain`). Without a `tokenizer`, tokens are bytes, which is right for our built-in models and for modules of
+    the user's own with 258 tokens or more.
+    """
+    device, name = torch.device(device), type(model).__name__
+    compute_dtype = COMPUTE_DTYPES[dtype]
+    model.to(device=device, dtype=torch.float64 if compute_dtype is torch.float64 else torch.float32)
+    if isinstance(model, Decoder):
+        model.model.gradient_checkpointing = gradient_checkpointing
+        model.packed_kernel = choose_kernel(attn, device, compute_dtype, head_size=model.config.head_dim)
+        own = tokenizer or ByteTokenizer()
+        ends, context = (own.eos_token_id,), model.config.max_position_embeddings
+        return _checked(Policy(model.eval(), own, name, ends, context, compute_dtype))
+    if hasattr(model, "config") and hasattr(model, "get_output_embeddings"):
+        if tokenizer is None:
+            what = f"{name} is given without a tokenizer"
+            raise NovaError(what, where="tokenizer", fix="write tokenizer=AutoTokenizer.from_pretrained(...)")
+        return _checked(_pretrained(model, tokenizer, compute_dtype, device, gradient_checkpointing, attn))
+    plain = PlainModel(model.eval())
+    own = tokenizer or ByteTokenizer()
+    return _checked(Policy(plain, own, name, (own.eos_token_id,), plain.context, compute_dtype))
+
+
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Give `target` the weights of `source`, a model of the same architecture: a checkpoint's to the user's object."""
+    stored = dict(plain_parameters(source))
+    with torch.no_grad():
+        for name, parameter in plain_parameters(target):
+            parameter.copy_(stored[name])
+
+
+def read_weights(model: PlainModel, folder: Path) -> None:
+    """The weights that `load.save` wrote of a module of the user's own. NovaError where they are not of this module."""
+    from safetensors.torch import load_file
+
+    try:
+        model.module.load_state_dict(load_file(folder / "model.safetensors"))
+    except (OSError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise NovaError(f"the weights cannot be loaded: {first}", where=str(folder)) from error
+
+
+def _pretrained(
+    model: Any,
+    tokenizer: Any,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+    gradient_checkpointing: bool,
+    attn: str,
+) -> Policy:
+    from novarl.models.hugging_face import settle_tokenizer, to_learn_from
+
+    name = type(model).__name__
+    learnt, obstacle = to_learn_from(model, name, gradient_checkpointing=gradient_checkpointing)
+    settle_tokenizer(tokenizer, name)
+    learnt.packed_kernel = choose_kernel(
+        attn if obstacle is None else "auto", device, compute_dtype, head_size=head_size(model.config)
+    )
+    context, because = context_of(model.config, tokenizer, name)
+    return Policy(
+        model=learnt,
+        tokenizer=tokenizer,
+        name=name,
+        eos_ids=eos_ids_of(model.generation_config.eos_token_id, tokenizer, name),
+        context=context,
+        compute_dtype=compute_dtype,
+        padded_because=obstacle,
+        context_because=because,
+    )
+
+
+def _checked(policy: Policy) -> Policy:
+    tokens, known = len(policy.tokenizer), vocabulary_of(policy.model)  # type: ignore[arg-type]
+    if tokens > known:
+        what = f"the tokenizer has {tokens} tokens, the model only {known}"
+        raise NovaError(what, where="tokenizer", fix="give the tokenizer that belongs to the model")
+    return policy

@@ -1,0 +1,121 @@
+"""Chat templates rendered within bounds of time, memory, recursion and output: in a process of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from novarl.core.errors import NovaError
+from novarl.processes.pipe import Died, Pipe
+
+TIME_LIMIT = 10.0
+"""Seconds for one conversation, which takes about a ten-thousandth of one."""
+START_LIMIT = 120.0
+"""Seconds in which the process must be there."""
+MEMORY = 2**30
+"""Bytes that the process may have."""
+MOST_CHARACTERS, SPREAD = 1_000_000, 20
+"""A template may write so many characters, and so many more for each that it was given."""
+
+_HARD = {"MemoryError": "needs more memory than 1 GiB", "RecursionError": "calls itself without end"}
+_FIX = "give another template: chat_template=FILE"
+_never = threading.Event()
+_lock = threading.RLock()
+_pipes: dict[int, Pipe] = {}
+"""The process, by the process that it belongs to: a fork starts its own."""
+
+
+class TemplateFailed(Exception):
+    """A template raised: it does not take this conversation, or is no template. `type: message`, as it was raised."""
+
+
+def render(arguments: dict[str, Any]) -> str:
+    """What transformers' `render_jinja_template(**arguments)` returns for its one conversation.
+
+    TemplateFailed: the template raised. NovaError: it went beyond a bound.
+    """
+    request = {"arguments": arguments}
+    most = MOST_CHARACTERS + SPREAD * len(json.dumps(arguments, default=str))
+    with _lock:
+        pipe = _pipes.get(os.getpid())
+        if pipe is None or pipe.ended:
+            pipe = _start()
+        deadline = time.monotonic() + TIME_LIMIT
+        try:
+            pipe.send({**request, "most": most}, deadline=deadline, cancelled=_never)
+            reply = pipe.receive(deadline=deadline, cancelled=_never)
+        except TimeoutError:
+            _end()
+            raise _beyond(f"took longer than {TIME_LIMIT:g} s for one conversation and was stopped") from None
+        except Died as death:
+            _end()
+            raise _beyond(f"ended its process: it {death}") from None
+        except BaseException:  # Ctrl-C in the middle of an answer
+            _end()
+            raise
+    if "length" in reply:
+        raise _beyond(f"writes {reply['length']:,} characters for one conversation")
+    if "error" not in reply:
+        return str(reply["text"])
+    kind, message = reply["error"]
+    if kind in _HARD:
+        raise _beyond(_HARD[kind])
+    if kind in ("OverflowError", "TooLarge"):  # of the sandbox's ranges; of a text beyond what can be sent
+        raise _beyond(f"goes beyond its bounds: {message}")
+    raise TemplateFailed(f"{kind}: {message}")
+
+
+@contextlib.contextmanager
+def confined() -> Iterator[None]:
+    """Meanwhile what transformers' tokenizers render is rendered here."""
+    module: Any = sys.modules.get("transformers.tokenization_utils_base")
+    if module is None:
+        yield
+        return
+    with _lock:
+        own, module.render_jinja_template = module.render_jinja_template, _render_all
+        try:
+            yield
+        finally:
+            module.render_jinja_template = own
+
+
+def _render_all(*, conversations: Sequence[Any], **arguments: Any) -> tuple[list[str], list[Any]]:
+    """In the place of transformers' `render_jinja_template`."""
+    return [render({"conversations": [one], **arguments}) for one in conversations], []
+
+
+def _start() -> Pipe:
+    try:
+        pipe = Pipe("novarl.models.rendering")
+    except OSError as error:
+        what = f"no process for the chat template could be started: {error.strerror or error}"
+        raise NovaError(what, fix="close other programs") from error
+    deadline = time.monotonic() + START_LIMIT
+    try:
+        pipe.send({"memory": MEMORY}, deadline=deadline, cancelled=_never)
+        pipe.receive(deadline=deadline, cancelled=_never)
+    except (TimeoutError, Died) as error:
+        pipe.kill()
+        why = error if isinstance(error, Died) else f"was not there after {START_LIMIT:g} s"
+        what = f"the process for the chat template {why}"
+        raise NovaError(what, fix="install novarl again, with transformers") from error
+    except BaseException:
+        pipe.kill()
+        raise
+    _pipes[os.getpid()] = pipe
+    return pipe
+
+
+def _end() -> None:
+    _pipes.pop(os.getpid()).kill()
+
+
+def _beyond(what: str) -> NovaError:
+    return NovaError(f"the chat template {what}", where="model", fix=_FIX)

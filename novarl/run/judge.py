@@ -1,0 +1,95 @@
+"""Measuring a policy on held-out rows, and showing what it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from novarl.core.checkpoint import write_atomic
+from novarl.core.errors import visible
+from novarl.core.types import Message, Prompt, Rollout, Sampling, Scored
+from novarl.distributed.ranks import Ranks
+from novarl.loops.admit import turns_of
+from novarl.loops.evaluate import Evaluation, evaluate
+from novarl.rewards.compose import RewardSet
+from novarl.run.sampler import Sampler
+
+SHOWN = 10
+"""Rows in samples.md."""
+
+ENDED = {
+    "stop": "ended by itself",
+    "length": "cut off at the limit of tokens",
+    "turns": "cut off at the limit of turns",
+    "context": "cut off where the model's context is full",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Answers held-out rows greedily, and `k` more times by `sampling` for pass@k, and best-of-k by the reward
+    `best_of`."""
+
+    prompts: Sequence[Prompt]
+    sampler: Sampler
+    rewards: RewardSet
+    ranks: Ranks
+    sampling: Sampling
+    k: int
+    best_of: str | None = None
+
+    def __call__(self) -> Evaluation:
+        return evaluate(
+            self.prompts,
+            self._sample,
+            self.score,
+            ranks=self.ranks,
+            k=self.k,
+            temperature=self.sampling.temperature,
+            best_of=self.best_of,
+        )
+
+    def score(self, rollouts: list[Rollout]) -> list[Scored]:
+        return self.sampler.loop.run(self.rewards.score(rollouts))
+
+    def _sample(self, asked: Sequence[tuple[int, Prompt]], samples: int, temperature: float) -> list[Rollout]:
+        return self.sampler.evaluate(asked, samples, replace(self.sampling, temperature=temperature))
+
+
+def write_samples(path: Path, rows: Sequence[Scored]) -> None:
+    """samples.md: the first rows of an evaluation, with the question, the answer wanted and the one given."""
+    parts = ["# Samples\n\nThe first held-out rows, answered greedily.\n"]
+    for number, row in enumerate(rows[:SHOWN], start=1):
+        rollout = row.rollout
+        score = "failed" if row.reward is None else "not asked for" if math.isnan(row.reward) else f"{row.reward:.3f}"
+        parts.append(
+            f"## {number}. {rollout.prompt.id}\n\n{_conversation(rollout.prompt.messages)}\n\n"
+            + (f"wanted:\n\n{_fence(str(rollout.prompt.answer))}\n\n" if rollout.prompt.answer is not None else "")
+            + f"given (reward {score}, {ENDED.get(rollout.finish_reason, rollout.finish_reason)}):\n\n"
+            + f"{_conversation(_said(rollout)) if turns_of(rollout) > 1 else _fence(rollout.text)}\n"
+        )
+    write_atomic(path, visible("\n".join(parts)))
+
+
+def _said(rollout: Rollout) -> Sequence[Message]:
+    """What was said after the prompt, by the policy and its environment."""
+    asked = len(rollout.prompt.messages)
+    begins = rollout.messages[:asked] == rollout.prompt.messages
+    return rollout.messages[asked:] if begins else rollout.messages
+
+
+def _conversation(messages: Sequence[Message]) -> str:
+    """Its text; who says what, where there is more than one message."""
+    if len(messages) == 1:
+        return _fence(str(messages[0]["content"]))
+    return "\n\n".join(f"{message['role']}:\n\n{_fence(str(message['content']))}" for message in messages)
+
+
+def _fence(text: str) -> str:
+    """`text` as a code block, whatever backquotes it holds."""
+    ticks = "```"
+    while ticks in text:
+        ticks += "`"
+    return f"{ticks}\n{text}\n{ticks}"

@@ -1,0 +1,272 @@
+"""A training run from its directory to its summary: the one lifecycle of RL, SFT, DPO and reward models.
+
+`compose` makes a `Training`, the parts of one kind of run. `Run` drives it: it opens the directory, writes what every
+run writes, goes through the phases, and yields each update's record, so that its caller may stop between any two.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from novarl.core.bus import Bus
+from novarl.core.checkpoint import Checkpoints
+from novarl.core.event_loop import EventLoop
+from novarl.core.rundir import let_go
+from novarl.core.types import Engine, Record
+from novarl.data.rows import Rows
+from novarl.distributed.ranks import Ranks
+from novarl.loops.evaluate import Evaluation
+from novarl.loops.state import LoopState
+from novarl.models.forward import attention_of, modules_of
+from novarl.models.load import Policy
+from novarl.run.fingerprint import fingerprint
+from novarl.run.interrupts import Interrupts, Stopped
+from novarl.run.machine import flush_denormals, start
+from novarl.run.report import finish, open_sinks
+from novarl.run.resume import Opened, open_run
+from novarl.run.session import Session, Snapshot
+from novarl.run.settings import RunSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a run stands on before anything is loaded."""
+
+    device: torch.device
+    ranks: Ranks
+    opened: Opened
+    loop: EventLoop
+
+
+@dataclass(slots=True)
+class Phase:
+    """A part of a run: a loop, `steps` long, and what a checkpoint of it must hold. The `last` one is evaluated before
+    and after, and saved at its end."""
+
+    name: str
+    loop: Iterator[Record]
+    state: LoopState
+    steps: int
+    snapshot: Snapshot
+    prefix: str = "step"
+    last: bool = True
+
+
+class Training(ABC):
+    """The parts of one kind of run. To make one writes nothing, so that a mistake leaves no trace."""
+
+    policy: Policy
+    rows: Rows[Any]
+    steps: int
+    engine: Engine
+    """What samples answers, for whoever asks the model something."""
+    longest: int
+    """Tokens that an answer may have."""
+
+    @property
+    @abstractmethod
+    def notes(self) -> Sequence[str]:
+        """What should be known of the run when it begins."""
+
+    @abstractmethod
+    def write_model(self, folder: Path) -> None:
+        """Write the model as it is now, to be loaded by others."""
+
+    @abstractmethod
+    def begin(self, session: Session) -> None:
+        """What this kind of run writes and computes before its first phase."""
+
+    @abstractmethod
+    def phases(self, session: Session) -> Iterator[Phase]:
+        """One after the other; what stands between two of them happens between them."""
+
+    @property
+    @abstractmethod
+    def evaluate(self) -> Callable[[], Evaluation] | None:
+        """Measures the model on held-out rows; None where there are none."""
+
+    @abstractmethod
+    def show(self, session: Session, found: Evaluation | None) -> None:
+        """Write samples.md and figures of a run that has reached its end."""
+
+    @abstractmethod
+    def entries(self, session: Session) -> Mapping[str, Any]:
+        """What this kind of run adds to summary.json, however it ended."""
+
+    def manifest(self) -> Mapping[str, Any]:
+        """What this kind of run adds to manifest.json."""
+        return {}
+
+    def about(self) -> Mapping[str, Any]:
+        """What this kind of run adds to the event that says it begins."""
+        return {}
+
+    def facts(self) -> Mapping[str, Any]:
+        """What this kind of run adds to what its checkpoints remember."""
+        return {}
+
+    @abstractmethod
+    def close(self) -> None:
+        """End processes and tasks."""
+
+
+class Run:
+    """One run, an iterator over the records of its updates; they are the same on every rank.
+
+    `summary` is None until the run has ended. Leaving early saves: `close` writes a checkpoint to resume from, and then
+    `close`s what the run was given.
+    """
+
+    def __init__(
+        self, settings: RunSettings, prepare: Callable[[Machine], Training], *, close: Callable[[], None] | None = None
+    ) -> None:
+        self.settings, self._prepare = settings, prepare
+        self.interrupts = Interrupts()
+        self.training: Training | None = None
+        self.session: Session | None = None
+        self.summary: dict[str, Any] | None = None
+        self._open = ExitStack()
+        if close is not None:
+            self._open.callback(close)
+        self._records = self._drive()
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        try:
+            self.prepare()
+            with self.interrupts:  # not while the caller does something else
+                return next(self._records)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._open.close()
+            raise
+
+    def finish(self) -> dict[str, Any]:
+        """Run to the end; what summary.json holds. Its `status` is "done", "stopped" (a signal was obeyed), or
+        "unsaved" (the disk refused the last checkpoint)."""
+        self.prepare()
+        with self.interrupts:
+            for _ in self:
+                pass
+        assert self.summary is not None
+        return self.summary
+
+    def close(self) -> None:
+        """Save a run that was left early, and end its processes."""
+        try:
+            self._records.close()
+        finally:
+            self._open.close()
+
+    def prepare(self) -> tuple[Training | None, Session | None]:
+        """Load and check everything; nothing is written yet. No training where the run was finished before."""
+        if self.training is not None or self.summary is not None:
+            return self.training, self.session
+        settings = self.settings
+        self._open.callback(let_go)
+        device, ranks = start(settings.device, settings.threads, settings.seed)
+        self._open.callback(ranks.stop)
+        opened = open_run(settings, ranks)
+        self.rundir = opened.rundir
+        if settings.steps is not None and self._finished(opened, settings.steps):
+            return None, None
+        self.loop = EventLoop(flush_denormals)
+        self._open.callback(self.loop.close)
+        training = self._prepare(Machine(device, ranks, opened, self.loop))
+        self._open.callback(training.close)
+        if settings.steps is None and self._finished(opened, training.steps):
+            return None, None
+        self.training = training
+        self.session = Session(
+            rundir=opened.rundir,
+            ranks=ranks,
+            bus=Bus(),
+            interrupts=self.interrupts,
+            checkpoints=Checkpoints(opened.rundir.path / "checkpoints", keep=settings.keep),
+            write_model=training.write_model,
+            save_every=settings.save_every,
+            eval_every=settings.eval_every,
+            keep_best=settings.keep_best,
+        )
+        self._open.callback(self.session.bus.close)
+        self._opened = opened
+        return self.training, self.session
+
+    def _finished(self, opened: Opened, steps: int) -> bool:
+        self.summary = opened.finished(self.settings.kind, steps=steps, model=self.settings.model)
+        return self.summary is not None
+
+    def _drive(self) -> Generator[Record, None, None]:
+        training, session = self.prepare()
+        if training is None or session is None:
+            return
+        status, found, phase = "stopped", None, None
+        try:
+            self._begin(training, session)
+            for phase in training.phases(session):
+                session.enter(phase.name, phase.snapshot, prefix=phase.prefix, steps=phase.steps, done=phase.state.step)
+                judge = training.evaluate if phase.last else None
+                if judge is not None and "before" not in session.facts:
+                    session.note("before", judge())
+                yield from session.follow(phase.loop, phase.state, judge)
+                if phase.last:
+                    session.save(phase.state)
+                    if judge is not None:
+                        found = judge()
+                        session.note("after", found)
+            training.show(session, found)
+            status = "done"
+        except Stopped:
+            pass
+        except GeneratorExit:  # the caller has left
+            if phase is None:
+                raise
+            session.save(phase.state)
+            session.stop_at(phase.state)
+            self.summary = finish(session, {"status": status, **training.entries(session)})
+            raise
+        self.summary = finish(session, {"status": status, **training.entries(session)})
+
+    def _begin(self, training: Training, session: Session) -> None:
+        """The first writes: the directory, the manifest, the sinks."""
+        settings, policy, state = self.settings, training.policy, self._opened.state
+        device = next(policy.model.parameters()).device
+        manifest = {
+            "kind": settings.kind,
+            "seed": settings.seed,
+            "threads": torch.get_num_threads(),
+            "ranks": session.ranks.size,
+            "device": str(device),
+            "model": fingerprint(policy),
+            "parameters": sum(parameter.numel() for parameter in policy.model.parameters()),
+            "rows": training.rows.summary(),
+            **training.manifest(),
+        }
+        session.begin(self._opened, state, manifest, settings.text)
+        if session.ranks.rank == 0:
+            session.bus.sinks += open_sinks(
+                session.rundir.path, console=settings.console, tensorboard=settings.tensorboard
+            )
+        session.announce(
+            [*self._opened.notes, *policy.notes(), *training.notes],
+            device=str(device),
+            seed=settings.seed,
+            model=settings.model,
+            **training.about(),
+            attention=attention_of(policy.model),
+            modules=modules_of(policy.model),
+        )
+        if state is None:
+            training.rows.report(session.bus)
+            session.facts |= {**training.rows.facts(), "model": settings.model, **training.facts()}
+        training.begin(session)

@@ -1,0 +1,153 @@
+"""The front of a run with several objectives: what its policies scored on the held-out rows, and which nothing beats.
+
+Every evaluation (before training, after every `eval_every` steps, after the last one) is offered to a Pareto archive of
+`multi_objective.archive_size` checkpoints. It lies in the checkpoint's facts; front.json and figures/front.png show it.
+
+Only objectives that an evaluation measures can go in: rewards by name, `reward` (their weighted sum) and `length`. KL
+and entropy are measured on what the policy samples while it trains, never on the greedy answers of an evaluation; they
+are named in front.json under `not_measured`.
+
+Where two or more are measured, the hypervolume of all evaluations so far is the metric `eval/hypervolume`: what they
+dominate above a reference point, by default the first evaluation, so that it says how far the front has moved since.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from novarl.control.front_figure import draw_front
+from novarl.control.hypervolume import Vector, hypervolume
+from novarl.control.pareto import Direction, Evaluated, ParetoArchive, Prune, maximised
+from novarl.core.errors import visible
+from novarl.core.types import Scored
+
+if TYPE_CHECKING:
+    from novarl.loops.evaluate import Evaluation
+    from novarl.run.session import Session
+
+FACT = "front"
+"""Its name among the facts of a checkpoint."""
+NOT_MEASURED = ("kl", "entropy")
+"""Objectives that an evaluation says nothing of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One objective of a front: `epsilon` is the size of its boxes, `reference` its least useful value."""
+
+    direction: Direction
+    epsilon: float = 0.0
+    reference: float | None = None
+
+
+class Front:
+    """The archive of one run, and everything that was offered to it, in the order of the steps."""
+
+    def __init__(self, axes: Mapping[str, Axis], session: Session, *, size: int, prune: Prune) -> None:
+        self.session = session
+        self.directions: dict[str, Direction] = {
+            name: axis.direction for name, axis in axes.items() if name not in NOT_MEASURED
+        }
+        self.not_measured = [name for name in axes if name in NOT_MEASURED]
+        specs = [axes[name] for name in self.directions]
+        self.asked = [spec.reference for spec in specs]
+        self.archive = ParetoArchive(
+            size,
+            [spec.epsilon for spec in specs],
+            prune,
+            reference=None if None in self.asked else [value for value in self.asked if value is not None],
+            directions=list(self.directions.values()),
+        )
+        self.evaluated: dict[str, Evaluated] = {}
+        if (saved := session.facts.get(FACT)) is not None:
+            self.load_state_dict(saved)
+            self._write()  # what lies there may be of a step after the checkpoint
+
+    @property
+    def reference(self) -> Vector:
+        """The reference point of the hypervolume, as measured: what was asked for, else the first evaluation."""
+        first = next(iter(self.evaluated.values())).vector
+        return tuple(value if asked is None else asked for asked, value in zip(self.asked, first, strict=True))
+
+    def hypervolume(self) -> float | None:
+        """What the evaluations so far dominate above the reference; None before the first, or of one objective."""
+        if len(self.directions) < 2 or not self.evaluated:
+            return None
+        ways = list(self.directions.values())
+        rows = [maximised(entry.vector, ways) for entry in self.evaluated.values()]
+        return hypervolume(rows, maximised(self.reference, ways))
+
+    def add(self, found: Evaluation, step: int) -> None:
+        """Offer what the policy of `step` scored; an evaluation whose reward failed throughout says nothing.
+
+        Of two evaluations of one step the later one stands.
+        """
+        rows = [item for item in found.rows if item.reward is not None]
+        columns = [[measured(item, name) for item in rows] for name in self.directions]
+        if not rows or any(not math.isfinite(value) for column in columns for value in column):
+            return
+        means = tuple(fmean(column) for column in columns)
+        errors = tuple(stdev(column) / math.sqrt(len(rows)) for column in columns) if len(rows) > 1 else ()
+        name = f"step-{step:06d}"
+        self.archive.add(name, means, errors, step=step)
+        self.evaluated[name] = Evaluated(name, means, errors, step)
+        self.session.facts[FACT] = self.state_dict()
+        self._write()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The archive, and all that was offered, as plain lists and numbers."""
+        return {"archive": self.archive.state_dict(), "evaluated": [asdict(entry) for entry in self.evaluated.values()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.archive.load_state_dict(state["archive"])
+        entries = [
+            Evaluated(entry["name"], tuple(entry["vector"]), tuple(entry["errors"]), entry["step"])
+            for entry in state["evaluated"]
+        ]
+        self.evaluated = {entry.name: entry for entry in entries}
+
+    def draw(self) -> None:
+        """figures/front.png, where two objectives or more were measured; on the first rank alone."""
+        if self.session.ranks.rank != 0 or len(self.directions) < 2 or not self.evaluated:
+            return
+        path = self.session.rundir.path / "figures" / "front.png"
+        entries, names = list(self.evaluated.values()), [visible(name) for name in self.directions]
+        title = visible(f"Held-out front of {self.session.rundir.path.resolve().name}")
+        with self.session.drawing("the front"):
+            path.parent.mkdir(exist_ok=True)
+            ways, reference = list(self.directions.values()), self.reference
+            draw_front(entries, path, names, directions=ways, reference=reference, title=title)
+
+    def _write(self) -> None:
+        """front.json, for people and tools; the run itself goes on from the checkpoint."""
+        if self.session.ranks.rank != 0:
+            return
+        document = {
+            "objectives": [{"name": name, "direction": way} for name, way in self.directions.items()],
+            "not_measured": self.not_measured,
+            "reference": dict(zip(self.directions, self.reference, strict=True)),
+            "hypervolume": self.hypervolume(),
+            "front": [self._entry(entry) for entry in self.archive.front()],
+            "evaluated": [self._entry(entry) for entry in self.evaluated.values()],
+        }
+        self.session.rundir.write_json("front.json", document)
+
+    def _entry(self, entry: Evaluated) -> dict[str, Any]:
+        """By the names of the objectives."""
+        means = dict(zip(self.directions, entry.vector, strict=True))
+        errors = dict(zip(self.directions, entry.errors, strict=True)) if entry.errors else None
+        return {"name": entry.name, "step": entry.step, "means": means, "standard_errors": errors}
+
+
+def measured(item: Scored, name: str) -> float:
+    """What an answer reached in one objective; NaN where its rewards do not say."""
+    if name == "length" and name not in item.rewards:
+        return float(sum(sum(sequence.mask) for sequence in item.rollout.sequences))
+    if name == "reward" and name not in item.rewards:
+        return math.nan if item.reward is None else item.reward
+    return item.rewards.get(name, math.nan)

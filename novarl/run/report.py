@@ -1,0 +1,65 @@
+"""The sinks of a run, and its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from novarl.core.errors import NovaError
+from novarl.core.types import Sink
+from novarl.observe.figures import draw
+from novarl.observe.sinks.console import ConsoleSink
+from novarl.observe.sinks.jsonl import JsonlSink
+from novarl.observe.sinks.tensorboard import TensorBoardSink
+from novarl.run.session import Session
+
+
+def open_sinks(folder: Path, *, console: bool, tensorboard: bool) -> list[Sink]:
+    """The sinks of rank 0. metrics.jsonl and events.jsonl are always written: the run directory is the contract."""
+    sinks: list[Sink] = [JsonlSink(folder)]
+    if tensorboard:
+        sinks.append(TensorBoardSink(folder / "tb"))
+    if console:
+        sinks.append(ConsoleSink())
+    return sinks
+
+
+def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw the curves, name what was written, write summary.json and say it.
+
+    The status is "unsaved" where the disk refused the last checkpoint: the run is then neither done nor saved.
+    """
+    folder = session.rundir.path
+    if session.saved_order != session.order:
+        entries = {**entries, "status": "unsaved"}
+    if session.ranks.rank != 0:
+        return dict(entries)
+    entries = {**entries, "findings": [finding._asdict() for finding in session.findings()]}
+    if failure := session.first_failure():
+        entries["first_failure"] = failure
+    paths = {"run_dir": folder, "metrics": folder / "metrics.jsonl", "logs": folder / "logs" / "train.jsonl"}
+    paths |= {"events": folder / "events.jsonl", "tensorboard": folder / "tb", "checkpoints": folder / "checkpoints"}
+    paths["model"] = folder / "checkpoints" / "latest" / "model"
+    after = entries.get("after")
+    if after and session.facts.get("best", float("-inf")) > after["score"]:
+        paths["best"] = folder / "checkpoints" / "best" / "model"
+    paths |= {"samples": folder / "samples.md", "rollouts": folder / "rollouts", "front": folder / "front.json"}
+    with session.drawing("the curves"):
+        draw(folder)
+    paths["figures"] = folder / "figures"
+    return session.summarize({**entries, "paths": {name: str(path) for name, path in paths.items() if path.exists()}})
+
+
+def check_end(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary of a run that reached its end. NovaError where its last checkpoint could not be written;
+    KeyboardInterrupt where a signal stopped it, once all is saved."""
+    if summary["status"] == "unsaved":
+        raise NovaError(
+            f"the checkpoint of step {summary['steps']} could not be written, so what was learnt last is not kept",
+            where=summary.get("paths", {}).get("run_dir"),
+            fix="make room, then go on from the last checkpoint with resume=auto",
+        )
+    if summary["status"] == "stopped":
+        raise KeyboardInterrupt(f"stopped after {summary['stopped_after']}, and saved")
+    return summary

@@ -1,0 +1,273 @@
+"""One run from the outside: its directory, its reports and its checkpoints.
+
+The loops yield; a Session does what the caller of a loop does after each yield: report, evaluate, save, notice Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from novarl.core import collector
+from novarl.core.bus import Bus
+from novarl.core.checkpoint import Checkpoints
+from novarl.core.errors import visible
+from novarl.core.rundir import RunDir, environment
+from novarl.core.types import Record
+from novarl.distributed.ranks import Ranks
+from novarl.loops.evaluate import Evaluation
+from novarl.loops.state import LoopState
+from novarl.observe.blame import blame
+from novarl.observe.diagnosis import Finding, cannot_learn, findings
+from novarl.observe.sinks.jsonl import read_lines, read_metrics
+from novarl.observe.summary import rose
+from novarl.run.interrupts import Interrupts, Stopped
+from novarl.run.resume import Opened
+
+EARLY = 5
+"""The step after which a run that cannot learn is told so while it still runs."""
+_RSS_PER_MB = 1024**2 if sys.platform == "darwin" else 1024
+"""The kernel counts resident memory in bytes on macOS, in KiB elsewhere."""
+Snapshot = Callable[[], dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Session:
+    """A run in progress: what was measured so far, how often to save and evaluate, and what a checkpoint must hold."""
+
+    rundir: RunDir
+    ranks: Ranks
+    bus: Bus
+    interrupts: Interrupts
+    checkpoints: Checkpoints
+    write_model: Callable[[Path], None]
+    save_every: int | None = None
+    eval_every: int | None = None
+    keep_best: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    order: int = 0
+    step_seconds: float = 0.0
+    saved_order: int = -1
+    better: tuple[int, float] = (-1, -math.inf)
+    noted_saved: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    snapshot: Snapshot = dict
+    prefix: str = "step"
+    phase: str = ""
+    limit: str = "max_new_tokens"
+    """What cuts answers off, in words."""
+    usual_lr: float | None = None
+    stopped_after: str | None = None
+    rewound: list[str] = field(default_factory=list)
+
+    def begin(
+        self, opened: Opened, state: Mapping[str, Any] | None, manifest: Mapping[str, Any], config_text: str
+    ) -> None:
+        """Make the directory, or cut its logs back to the checkpoint: the first thing that is written."""
+        if state is not None and opened.checkpoint is not None:
+            self.facts, self.order, self.noted_saved = dict(state["facts"]), opened.checkpoint.order, True
+            self.saved_order = self.order
+        collector.started()
+        self.ranks.wait()  # until all have looked at the directory: a late rank would find this very run in it
+        if self.ranks.rank == 0:
+            self.rundir.create()
+            if state is not None and opened.checkpoint is not None:
+                if aside := self.checkpoints.abandon(opened.checkpoint.order):
+                    what = f"resuming from {opened.checkpoint.path.name}, so later checkpoints are set aside"
+                    self.rewound.append(f"{what}: {', '.join(sorted(aside))}")
+                self.checkpoints.prune()
+                self.rundir.cut_logs(state["logs"])
+                self.rundir.note(saved=True, files=opened.files)
+            else:
+                self.rundir.clear_logs()
+                self.rundir.write_json("manifest.json", {**environment(), **manifest, "files": opened.files})
+            self.rundir.write_text("config.yaml", config_text)
+        self.ranks.wait()
+
+    def announce(self, notes: Sequence[str], **about: Any) -> None:
+        """Say that the run begins, or goes on, and what should be known of it: the first that its sinks hear of."""
+        self.bus.event("start", run_dir=str(self.rundir.path), **about)
+        for note in (*notes, *self.rewound):
+            self.bus.event("alert", message=note)
+
+    def enter(self, name: str, snapshot: Snapshot, *, prefix: str, steps: int, done: int) -> None:
+        """Begin or re-enter a phase: checkpoints are now named `<prefix>-<step>` and hold `snapshot()`."""
+        self.phase, self.prefix = name, prefix
+        self.snapshot = lambda: {"phase": name, **snapshot()}
+        self.bus.event("phase", name=name, steps=steps, done=done)
+
+    def follow(
+        self, loop: Iterator[Record], state: LoopState, evaluate: Callable[[], Evaluation] | None = None
+    ) -> Iterator[Record]:
+        """Each record of a loop after it is reported, and evaluated and saved where that is due. Raises Stopped."""
+        self.step_seconds = 0.0 if state.pending is None else math.nan
+        for record in loop:
+            whole = state.pending is None
+            step = state.step if whole else state.step + 1
+            record = {**record, "update": float(state.update)}
+            if whole and "episodes" in record and ("rollouts" in self.facts or state.step == 1):
+                self._count(record)
+            if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:
+                record = self._evaluated(record, evaluate())
+            record = self._report(step, record, whole=whole)
+            if whole and step == EARLY:
+                for finding in cannot_learn(self._records(), limit=self.limit):
+                    self.bus.event("alert", message=f"{finding.said}. {finding.cure}.")
+            if whole and (self._best() is not None or (self.save_every and state.step % self.save_every == 0)):
+                self.save(state)
+            if any(self.ranks.gather(self.interrupts.wanted)):
+                self.save(state)
+                self.stop_at(state)
+                raise Stopped
+            yield record
+
+    def stop_at(self, state: LoopState) -> None:
+        """Remember where the run was stopped."""
+        self.stopped_after = f"{'warm-up ' * (self.prefix == 'warmup')}step {state.step}"
+
+    def findings(self) -> list[Finding]:
+        """What stands out in the metrics of the phase that runs, from its first step on."""
+        improved = rose(self.facts.get("before"), self.facts.get("after"))
+        return findings(self._records(), improved=improved, limit=self.limit, usual_lr=self.usual_lr)
+
+    def first_failure(self) -> str | None:
+        """The error of the run's first rollout that failed, and where in the user's code it was raised."""
+        if not self.facts.get("rollouts", {}).get("failed"):
+            return None
+        events = read_lines(self.rundir.path / "events.jsonl")
+        return next((blame(str(event.get("error"))) for event in events if event["kind"] == "failed_rollout"), None)
+
+    def first_and_last(self, *names: str) -> dict[str, list[float]]:
+        """Of each metric, what the phase began and ended with; none on other ranks than the first."""
+        records = self._records()
+        return {name: [records[0][name], records[-1][name]] for name in names if records}
+
+    def _records(self) -> list[Record]:
+        """The phase's metrics, from its first step on; none where another rank writes them."""
+        self.bus.flush()
+        log = self.rundir.path / "metrics.jsonl"
+        if self.ranks.rank > 0 or not log.exists():
+            return []
+        return [record for record in read_metrics(log) if record.get("phase") == self.phase]
+
+    def _count(self, record: Record) -> None:
+        """Add a step's rollouts to those of the run. `flat` says of the last step whether no group had rewards that
+        differ, where they could."""
+        before = self.facts.get("rollouts", {"sampled": 0, "failed": 0})
+        could = record["groups_kept"] < record["episodes"]
+        self.facts["rollouts"] = {
+            "sampled": before["sampled"] + int(record["episodes"]),
+            "failed": before["failed"] + int(record["failed_rollouts"]),
+            "flat": could and record["zero_variance_groups"] == record["groups_kept"],
+        }
+
+    def _evaluated(self, record: Record, found: Evaluation) -> Record:
+        """The record with the evaluation in it. Remembers a score that is the best so far, where that is to be kept."""
+        low, high = found.interval
+        record = record | {
+            "eval/score": found.score,
+            "eval/score_low": low,
+            "eval/score_high": high,
+            "eval/n": float(found.n),
+        }
+        record |= {f"eval/pass_at_{k}": value for k, value in found.pass_at.items()}
+        record |= {f"eval/{name}": value for name, value in found.measures().items()}
+        if answers := [item.rollout for item in found.rows]:
+            lengths = [sum(sum(sequence.mask) for sequence in answer.sequences) for answer in answers]
+            record["eval/length_mean"] = fmean(lengths)
+            record["eval/truncated_fraction"] = fmean(answer.status == "truncated" for answer in answers)
+        if self.keep_best and found.score > self.facts.get("best", -math.inf):
+            self.better = (self.order + 1, found.score)  # of the update that is reported now
+        return record
+
+    def _best(self) -> float | None:
+        """The score of the weights at hand where no saved ones have a better one. The best one until it is saved, so
+        that a save which fails and is tried again marks it too."""
+        order, score = self.better
+        return score if order == self.order else None
+
+    def note(self, name: str, found: Evaluation) -> None:
+        """Remember a measurement, "before" or "after", and show it."""
+        self.facts[name] = found.summary()
+        self.bus.event("eval", name=name, **found.summary())
+
+    def _report(self, step: int, record: Record, *, whole: bool) -> Record:
+        """Send one update's record to the sinks, with the seconds of its stages; with the last of a step, its speed."""
+        times = self.bus.take_times()
+        seconds = sum(times.values())
+        times["time/step_s"] = seconds
+        self.step_seconds += seconds
+        if whole and self.step_seconds > 0:  # not where the step began in a process that is gone: its seconds are too
+            times["tokens_per_second"] = record.get("completion_tokens", record.get("tokens", 0.0)) / self.step_seconds
+            if "episodes" in record:
+                times["episodes_per_second"] = record["episodes"] / self.step_seconds
+        self.step_seconds = 0.0 if whole else self.step_seconds
+        times["memory_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _RSS_PER_MB
+        if torch.cuda.is_initialized():
+            times["memory_device_mb"] = torch.cuda.max_memory_allocated() / 2**20
+        self.order += 1
+        record = record | times
+        self.bus.step(step, record)
+        return {"step": float(step), **record}
+
+    def save(self, state: LoopState) -> bool:
+        """Save now; True where it was written. A full disk is said, and the last good checkpoint is kept."""
+        if self.saved_order == self.order:
+            return True
+        best = self._best()
+        facts = self.facts if best is None else {**self.facts, "best": best}
+        name = f"{self.prefix}-{state.step:06d}" + (f"-update-{state.pending.used}" if state.pending else "")
+        written = True
+        if self.ranks.rank == 0:
+            self.bus.flush()
+            self.rundir.check_is_there()
+            try:
+                document = {**self.snapshot(), "facts": facts, "logs": self.rundir.log_sizes()}
+                self.checkpoints.save(name, document, self.write_model, order=self.order, best=best is not None)
+                self._note_saved()
+            except OSError as error:
+                self.rundir.check_is_there()
+                written = False
+                self.bus.event("save_failed", name=name, reason=str(error))
+                kept = "the last good one is kept" if self.noted_saved else "none has been saved yet"
+                what = f"novarl: checkpoint {name} could not be written ({error}); {kept}"
+                print(visible(what), file=sys.stderr)
+        written = self.ranks.from_first(written)
+        if written:
+            self.saved_order, self.facts = self.order, facts
+        return written
+
+    def _note_saved(self) -> None:
+        """Once, outside the checkpoints' folder, which may be lost as a whole."""
+        if not self.noted_saved:
+            with suppress(OSError):  # the next save tries again
+                self.rundir.note(saved=True)
+                self.noted_saved = True
+
+    @contextmanager
+    def drawing(self, what: str) -> Iterator[None]:
+        """Where a picture of the run is made: without it the run has still ended well, and the reason is said."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a plot wants
+            self.bus.event("alert", message=f"{what} could not be drawn ({type(error).__name__}: {error})")
+
+    def summarize(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Write summary.json: what every run leaves, however it ended."""
+        summary = {"seconds": round(time.perf_counter() - self.started, 3), **entries}
+        if self.stopped_after is not None:
+            summary["stopped_after"] = self.stopped_after
+        if self.ranks.rank == 0:
+            self.rundir.write_json("summary.json", summary)
+            self.bus.event("summary", **summary)
+        return summary

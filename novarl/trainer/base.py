@@ -1,0 +1,166 @@
+"""What every trainer does: an iterator over updates, with evaluation, generation and saving beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from novarl.core.errors import NovaError
+from novarl.core.processor import settle_products, settle_threads
+from novarl.core.types import Record
+
+if TYPE_CHECKING:
+    from novarl.loops.evaluate import Evaluation
+    from novarl.observe.run import LoadedRun, Rollouts
+    from novarl.run.lifecycle import Run, Training
+
+
+class Trainer:
+    """A training run in Python. Keyword arguments are the keys of the configuration (docs/names.md), with every alias
+    of the command line: nested, `kl={"coef": 0.02}`, or under an alias, `learning_rate=1e-4`.
+
+        trainer = novarl.RL(model="tiny", prompts=rows, reward=my_function, steps=40, run_dir="runs/x")
+        for record in trainer:      # one Record per update
+            print(record["reward_mean"])
+        trainer.save("out")
+
+    `run()` goes to the end in one call. A run that is left early can be continued by iterating again; `close()`, or the
+    end of a `with` block, saves it, so that `resume="auto"` with the same run_dir goes on later.
+    """
+
+    kind: ClassVar[str]
+    names: ClassVar[Mapping[str, str]] = {}
+    """Arguments that have another name than their key."""
+
+    def __init__(self, **settings: Any) -> None:
+        settle_products()
+        settle_threads(settings.get("threads"))
+        from novarl import compose
+
+        where = f"novarl.{type(self).__name__}"
+        given = {self.names.get(name, name): value for name, value in settings.items() if value is not None}
+        if given.get("resume") is True:
+            given["resume"] = "auto"
+        self._config = compose.configuration(self.kind, self._keys(given), where)
+        self._run: Run = compose.train(self._config)
+
+    def _keys(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings by the keys of the configuration."""
+        return settings
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        try:
+            return next(self._run)
+        except StopIteration:
+            self._check_end()
+            raise
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; returns what summary.json holds. KeyboardInterrupt after Ctrl-C, once all is saved."""
+        self._run.finish()
+        return self._check_end()
+
+    def _check_end(self) -> dict[str, Any]:
+        from novarl.run.report import check_end
+
+        assert self._run.summary is not None
+        return check_end(self._run.summary)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What summary.json holds; None while the run goes on."""
+        return self._run.summary
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory that the run writes."""
+        self._run.prepare()
+        return self._run.rundir.path
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained, as it is now."""
+        model = self._training().policy.model
+        return getattr(model, "module", model)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        return self._training().policy.tokenizer
+
+    def evaluate(self) -> Evaluation:
+        """Measure the model as it is now on the held-out rows. NovaError where there are none."""
+        judge = self._training().evaluate
+        if judge is None:
+            what, fix = "there are no held-out rows", "give eval={'data': ...}, or ten rows or more"
+            raise NovaError(what, where="evaluate", fix=fix)
+        return judge()
+
+    def generate(
+        self, prompts: str | Sequence[str | Sequence[Mapping[str, Any]]], *, n: int = 1, **sampling: Any
+    ) -> list[str] | list[list[str]]:
+        """Answers of the model as it is now to prompts (strings, or lists of messages): one each, or `n` each.
+
+        `sampling`: temperature (0, greedy, unless given), top_k, top_p, min_p, max_tokens, stop, seed.
+        """
+        from novarl.run.answers import answers
+
+        training = self._training()
+        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        found = answers(
+            training.policy,
+            training.engine,
+            self._run.loop,
+            asked,
+            n=n,
+            apply_chat_template=self._config.apply_chat_template,
+            sampling={"max_tokens": training.longest, "seed": self._config.seed, **sampling},
+        )
+        return [one[0] for one in found] if n == 1 else found
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model as it is now, for `model=` here and for transformers; returns the folder."""
+        folder = Path(folder).expanduser()
+        self._training().write_model(folder)
+        return folder
+
+    def rollouts(self, step: int) -> Rollouts:
+        """The rollouts of a step, as the run's log has them (`log.rollouts_every`)."""
+        return self.log.rollouts(step)
+
+    @property
+    def log(self) -> LoadedRun:
+        """The run directory, as `novarl.load_run` reads it."""
+        from novarl.observe.run import load_run
+
+        return load_run(self.run_dir)
+
+    def close(self) -> None:
+        """Save a run that was left early, and end its processes. It can be resumed, but not iterated further."""
+        self._run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _training(self) -> Training:
+        training, _ = self._run.prepare()
+        if training is None:
+            what = "this run was finished before, so its model is not loaded"
+            raise NovaError(what, where=f"run_dir={self._config.run_dir}", fix="give it more steps, or load its model")
+        return training
+
+
+def data_keys(settings: dict[str, Any]) -> dict[str, Any]:
+    """`data` as a task, where it is the name of one."""
+    from novarl.tasks.registry import TASKS
+
+    if isinstance(settings.get("data"), str) and settings["data"] in TASKS:
+        settings["task"] = settings.pop("data")
+    return settings

@@ -1,0 +1,24 @@
+"""Supervised fine-tuning from Python. `python -m novarl.trainer.sft key=value ...` is `novarl sft ...`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from novarl.trainer.base import Trainer, data_keys
+
+
+class SFT(Trainer):
+    """Supervised fine-tuning: `data` is a built-in task, a file or data set, a datasets.Dataset, or a list of
+    dictionaries with messages, or with a prompt and a completion."""
+
+    kind = "sft"
+
+    def _keys(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return data_keys(settings)
+
+
+if __name__ == "__main__":
+    from novarl.cli import main
+
+    raise SystemExit(main(["sft", *sys.argv[1:]]))

@@ -1,0 +1,52 @@
+"""`novarl sample`: whoever stops reading ends it quietly, and an answer that the context cut short is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from novarl.compose import sample as talk
+from novarl.config.load import load as load_config
+from novarl.config.tree import SampleConfig
+from novarl.models.load import Policy, load
+
+
+def test_a_reader_that_leaves_ends_it(tmp_path: Any) -> None:
+    words = [sys.executable, "-m", "novarl", "sample", "model=tiny", "sampling.max_tokens=2"]
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write("hello\n" * 200)
+    process.stdin.close()
+    process.stdout.readline()
+    process.stdout.close()
+    assert (process.wait(60), process.stderr.read()) == (0, "")
+
+
+@pytest.mark.parametrize(("context", "said"), [(32, True), (400, False)])
+def test_answers_that_the_context_cuts_short_are_told(
+    context: int, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def short(*args: Any, **options: Any) -> Policy:
+        return replace(load(*args, **options), context=context, eos_ids=())
+
+    monkeypatch.setattr(talk, "load", short)
+    talk.run_sample(load_config(SampleConfig, None, ["model=tiny", "prompt=hi", "n=2", "sampling.max_tokens=64"]))
+    found = capsys.readouterr().err
+    expected = "novarl: 2 of 2 answers ended before 64 tokens, where the model's context of 32 tokens was full\n"
+    assert found == (expected if said else "")
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, "a\\x1b[2J\\u202eb\n"), (False, "a\x1b[2J\u202eb\n")])
+def test_an_answer_is_shown_escaped_on_a_terminal_alone(
+    terminal: bool, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(talk, "turn_text", lambda *_, **__: "a\x1b[2J\u202eb")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    talk.run_sample(load_config(SampleConfig, None, ["model=tiny", "prompt=hi", "sampling.max_tokens=2"]))
+    assert capsys.readouterr().out == shown

@@ -93,7 +93,10 @@ def trained(run_dir: Path, **settings: Any) -> tuple[list[dict[str, Any]], dict[
     """A short run from the same start."""
     quiet = {"console": False, "tensorboard": False}
     size = {"steps": 3, "prompts_per_rollout": 4, "responses_per_prompt": 4, "warmup": 8}
-    with lightly(), novarl.RL(prompts="bandit", learning_rate=3e-3, run_dir=run_dir, log=quiet, **size, **settings) as run:
+    with (
+        lightly(),
+        novarl.RL(prompts="bandit", learning_rate=3e-3, run_dir=run_dir, log=quiet, **size, **settings) as run,
+    ):
         run.run()
     return deterministic_metrics(run_dir), weights(run_dir)
 
@@ -111,9 +114,7 @@ def test_it_trains_and_evaluates_on_the_right_weights(port: int, tmp_path: Path)
     assert engine.published[-1] == 3 and sorted(engine.published) == engine.published
 
 
-def test_an_evaluation_on_old_weights_is_noticed(
-    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_on_old_weights_is_noticed(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that the test above would catch: nothing is published before an evaluation."""
     settings: dict[str, Any] = {"eval_every": 1, "eval": {"n": 8}, "rollout": {"max_tokens": 4}}
     here, _ = trained(tmp_path / "here", **settings)

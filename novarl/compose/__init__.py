@@ -40,9 +40,9 @@ def train(config: TrainConfig) -> Run:
 
 def run_training(config: TrainConfig) -> dict[str, Any]:
     """Train to the end; returns what summary.json holds. KeyboardInterrupt after Ctrl-C, once all is saved."""
-    from novarl.run.report import check_end
-
     with closing(train(config)) as run:
+        from novarl.run.report import check_end  # only now: `train` has imported everything, undisturbed by Ctrl-C
+
         return check_end(run.finish())
 
 
@@ -50,12 +50,8 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     """Evaluation; returns what summary.json holds."""
     with _whole_imports():
         from novarl.compose.evaluate import run_eval as evaluate
-        from novarl.core.rundir import let_go
 
-    try:
-        return evaluate(config)
-    finally:
-        let_go()
+    return evaluate(config)
 
 
 def run_sample(config: SampleConfig) -> None:

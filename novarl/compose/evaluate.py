@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from novarl.compose.chat import date_notes, with_chat
 from novarl.compose.resolve import DATA_MAX_TOKENS
 from novarl.compose.rewards import build_env, build_rewards, close_env
@@ -22,6 +24,7 @@ from novarl.core.event_loop import EventLoop
 from novarl.core.rundir import RunDir, environment
 from novarl.core.types import Prompt, Sampling
 from novarl.data.rows import Rows
+from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
 from novarl.models.heads import refuse_reward_model
 from novarl.models.load import load
@@ -30,7 +33,7 @@ from novarl.observe.summary import render_summary
 from novarl.run.judge import Judge, write_samples
 from novarl.run.lineage import learnt_from
 from novarl.run.machine import flush_denormals, start
-from novarl.run.resume import open_run
+from novarl.run.resume import Opened, open_run
 from novarl.run.sampler import Sampler, local_engine
 from novarl.tasks.registry import find_task
 
@@ -42,6 +45,14 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
     began = time.perf_counter()
     device, ranks = start(config.device, config.threads, config.seed)
     opened = open_run(run_settings(config, threads=config.threads), ranks)
+    try:
+        return _evaluate(config, opened, device, ranks, began)
+    finally:
+        opened.rundir.release()
+        ranks.stop()
+
+
+def _evaluate(config: EvalConfig, opened: Opened, device: torch.device, ranks: Ranks, began: float) -> dict[str, Any]:
     loop = EventLoop(flush_denormals)
     task = find_task(config.task, dict(config.task_options)) if config.task else None
     refuse_reward_model(config.model)
@@ -108,7 +119,6 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
         for note in notes:
             print(visible(f"Note: {note}"))
         print(visible(render_summary(summary)), end="")
-    ranks.stop()
     return summary
 
 

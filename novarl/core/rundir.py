@@ -47,19 +47,13 @@ _claims: dict[Path, int | None] = {}
 """The directories that this process works in, each with the open file that locks it, if it can be locked."""
 
 
-def let_go() -> None:
-    """Other processes may write to the directories that this one has claimed."""
-    while _claims:
-        if (number := _claims.popitem()[1]) is not None:
-            os.close(number)
-
-
 class RunDir:
     """One run's directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._synced: dict[Path, int] = {}
+        self._claimed: Path | None = None
 
     @classmethod
     def at(cls, name: str | Path) -> RunDir:
@@ -109,10 +103,13 @@ class RunDir:
             self.write_json("manifest.json", {**manifest, **facts})
 
     def claim(self) -> NovaError | None:
-        """Keep every other process from writing here until `let_go`, or this one's end; the error to raise where one is
-        at work already."""
+        """Keep everybody else from writing here until `release`, or this process's end; the error to raise where a run
+        is at work already."""
         place = self.path.resolve()
-        if place in _claims or not place.is_dir():
+        if place in _claims:
+            what, fix = "another run of this process is writing there", "close it first, or choose another run_dir"
+            return NovaError(what, where=f"run_dir={self.path}", fix=fix)
+        if not place.is_dir():
             return None
         number = None
         try:
@@ -126,7 +123,14 @@ class RunDir:
         except OSError:  # not to be read, or on a file system without locks: nobody can know
             pass
         _claims[place] = number
+        self._claimed = place
         return None
+
+    def release(self) -> None:
+        """Others may write here again."""
+        if self._claimed is not None and (number := _claims.pop(self._claimed, None)) is not None:
+            os.close(number)
+        self._claimed = None
 
     def create(self) -> None:
         """Make the directory, and point `latest` beside it here. A NovaError where it cannot be written, or another
@@ -139,7 +143,7 @@ class RunDir:
             ) from None
         with contextlib.suppress(OSError):  # a convenience
             self._point_latest()
-        if self.path.resolve() not in _claims:  # it was not there when it was looked for
+        if self._claimed is None:  # it was not there when it was looked for
             if (taken := self.claim()) is not None:
                 raise taken
             self.refuse_if_taken()

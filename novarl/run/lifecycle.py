@@ -18,7 +18,6 @@ import torch
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoints
 from novarl.core.event_loop import EventLoop
-from novarl.core.rundir import let_go
 from novarl.core.types import Engine, Record
 from novarl.data.rows import Rows
 from novarl.distributed.ranks import Ranks
@@ -176,11 +175,11 @@ class Run:
         if self.training is not None or self.summary is not None:
             return self.training, self.session
         settings = self.settings
-        self._open.callback(let_go)
         device, ranks = start(settings.device, settings.threads, settings.seed)
         self._open.callback(ranks.stop)
         opened = open_run(settings, ranks)
         self.rundir = opened.rundir
+        self._open.callback(opened.rundir.release)
         if settings.steps is not None and self._finished(opened, settings.steps):
             return None, None
         self.loop = EventLoop(flush_denormals)
@@ -207,6 +206,8 @@ class Run:
 
     def _finished(self, opened: Opened, steps: int) -> bool:
         self.summary = opened.finished(self.settings.kind, steps=steps, model=self.settings.model)
+        if self.summary is not None:
+            opened.rundir.release()
         return self.summary is not None
 
     def _drive(self) -> Generator[Record, None, None]:
@@ -239,6 +240,7 @@ class Run:
             self.summary = finish(session, {"status": status, **training.entries(session)})
             raise
         self.summary = finish(session, {"status": status, **training.entries(session)})
+        session.rundir.release()
 
     def _begin(self, training: Training, session: Session) -> None:
         """The first writes: the directory, the manifest, the sinks."""

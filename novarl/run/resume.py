@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -81,17 +83,22 @@ def open_run(settings: RunSettings, ranks: Ranks) -> Opened:
                 fix="put it back, or start a new run with model=<checkpoint>/model",
             )
         _check_kind(rundir, kind)
-        _claim(rundir, ranks)
-        _mend(rundir, ranks)
-        return _resumed(settings, rundir, checkpoint, ranks)
+        with _claimed(rundir, ranks):
+            _mend(rundir, ranks)
+            return _resumed(settings, rundir, checkpoint, ranks)
     name = run_dir or f"runs/{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     rundir = RunDir.at(ranks.from_first(name))
-    _claim(rundir, ranks)
-    if resume is None:
+    with _claimed(rundir, ranks):
+        if resume is not None:
+            return _newest(settings, rundir, ranks)
         rundir.refuse_if_taken()
         return Opened(rundir, None, [], _digests(settings, ranks))
+
+
+def _newest(settings: RunSettings, rundir: RunDir, ranks: Ranks) -> Opened:
+    """`resume=auto`: from the newest checkpoint that is whole."""
     rundir.refuse_strangers()
-    _check_kind(rundir, kind)
+    _check_kind(rundir, settings.kind)
     found, troubles = _mend(rundir, ranks)
     if found is None and troubles:
         raise NovaError(
@@ -152,10 +159,16 @@ def _lost(rundir: RunDir, checkpoint: Checkpoint) -> list[str]:
     return [lost] if lost else []
 
 
-def _claim(rundir: RunDir, ranks: Ranks) -> None:
-    """Nobody else may go on with the run meanwhile. Raises NovaError, on every rank."""
+@contextmanager
+def _claimed(rundir: RunDir, ranks: Ranks) -> Iterator[None]:
+    """Nobody else may go on with the run from now on, unless this fails. Raises NovaError, on every rank."""
     if (taken := ranks.from_first(rundir.claim() if ranks.rank == 0 else None)) is not None:
         raise taken
+    try:
+        yield
+    except BaseException:
+        rundir.release()
+        raise
 
 
 def _check_kind(rundir: RunDir, kind: str) -> None:

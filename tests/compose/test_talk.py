@@ -13,6 +13,7 @@ from novarl.compose import sample as talk
 from novarl.config.load import load as load_config
 from novarl.config.tree import SampleConfig
 from novarl.models.load import Policy, load
+from novarl.run import answers
 
 
 def test_a_reader_that_leaves_ends_it(tmp_path: Any) -> None:
@@ -46,7 +47,7 @@ def test_answers_that_the_context_cuts_short_are_told(
 def test_an_answer_is_shown_escaped_on_a_terminal_alone(
     terminal: bool, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(talk, "turn_text", lambda *_, **__: "a\x1b[2J\u202eb")
+    monkeypatch.setattr(answers, "turn_text", lambda *_, **__: "a\x1b[2J\u202eb")
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     talk.run_sample(load_config(SampleConfig, None, ["model=tiny", "prompt=hi", "sampling.max_tokens=2"]))
     assert capsys.readouterr().out == shown

@@ -65,9 +65,9 @@ def run_sample(config: SampleConfig) -> None:
 def check() -> None:
     """Print versions and device, and run one forward pass."""
     with _whole_imports():
-        from novarl.compose import check as forward_pass
+        from novarl.compose.installation import run_check
 
-    forward_pass.run_check()
+    run_check()
 
 
 @contextmanager

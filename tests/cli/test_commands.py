@@ -298,3 +298,9 @@ def test_train_py_takes_the_kits_flags(
     assert done.value.code == 0
     config = load(RLConfig, overrides=["task=sentiment", "algo=ppo_clip", *expected.split()])
     assert asked == [config]
+
+
+def test_check_runs_a_forward_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert cli.main(["check"]) == 0
+        assert "forward pass" in capsys.readouterr().out

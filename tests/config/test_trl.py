@@ -260,9 +260,7 @@ def test_a_colon_without_a_space_is_shown_with_its_line(tmp_path: Path) -> None:
 
 def test_all_that_cannot_be_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "trl.yaml"
-    file.write_text(
-        "task: sort\nfp16: true\nlogging_steps: 5\nlog_level: info\nlr: 1e-5\noptim:\n  lrr: 1\n"
-    )
+    file.write_text("task: sort\nfp16: true\nlogging_steps: 5\nlog_level: info\nlr: 1e-5\noptim:\n  lrr: 1\n")
     with pytest.raises(NovaErrors) as caught:
         load(RLConfig, file, ["stepz=3", "epsilom=1"])
     assert str(caught.value) == "; ".join(map(str, caught.value.each)) and len(caught.value.each) == 5

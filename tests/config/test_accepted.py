@@ -10,6 +10,7 @@ import pytest
 from novarl.cli import main
 from novarl.compose.weights import optim_settings
 from novarl.config.base import Config
+from novarl.config.flags import arguments
 from novarl.config.foreign.rows import Ignored
 from novarl.config.foreign.tables import rows
 from novarl.config.load import load, to_dict
@@ -110,6 +111,11 @@ def test_a_later_rank_overrides_use_peft_in_a_file(tmp_path: Path) -> None:
     assert load(SFTConfig, file, ["lora_r=4"]).lora.rank == 4
     assert load(SFTConfig, file, ["use_peft=true"]).lora.rank == 16
     assert "use_peft: must be true or false, got 3" in said(SFTConfig, "use_peft=3")
+
+
+def test_use_peft_is_a_flag() -> None:
+    assert arguments(["--use_peft", "a.yaml"], SFTConfig) == ("a.yaml", ["use_peft=true"])
+    assert arguments(["--no-use-peft", "--lora_r", "8"], SFTConfig) == (None, ["use_peft=false", "lora_r=8"])
 
 
 def test_layers_may_be_written_with_commas() -> None:

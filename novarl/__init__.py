@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from novarl.core.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from novarl.algos.named import algorithms as algorithms
     from novarl.observe.run import LoadedRun as LoadedRun, load_run as load_run
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from novarl.trainer.rm import RewardModel as RewardModel
     from novarl.trainer.sft import SFT as SFT
 
-__version__ = "0.1.0"
 __all__ = ["DPO", "RL", "SFT", "RewardModel", "__version__", "algorithms", "load_run"]
 
 

@@ -46,6 +46,7 @@ from novarl.run.lifecycle import Machine, Phase, Run, Training
 from novarl.run.machine import check_overlap, divided_threads
 from novarl.run.pareto_front import Front
 from novarl.run.play import Play
+from novarl.run.publish import link
 from novarl.run.session import Session
 
 WARMUP_BATCH = 64
@@ -166,6 +167,9 @@ class RLTraining(Training):
     def facts(self) -> Mapping[str, Any]:
         return date_facts(self.policy)
 
+    def publish(self) -> None:
+        link(self.policy.model, self.engine)(self.loop_state.update)
+
     def write_model(self, folder: Path) -> None:
         save(self.policy, folder)
 
@@ -181,6 +185,7 @@ class RLTraining(Training):
 
     def _evaluate(self) -> Evaluation:
         step = self.rewards.progress.step = self.loop_state.step
+        self.publish()
         found = self.judge()
         if self.front is not None:
             self.front.add(found, step)

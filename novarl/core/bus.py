@@ -6,30 +6,45 @@ seconds to the next record as `time/<name>_s`.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from novarl.core.errors import visible
 
 if TYPE_CHECKING:
     from novarl.core.types import Sink
 
 
 class Bus:
-    """Fans reports out to sinks. With no sinks it is silent, which is what ranks other than 0 use."""
+    """Fans reports out to sinks. With no sinks it is silent, which is what ranks other than 0 use.
+
+    A sink that raises is reported and detached, and the others hear everything. The exception is a sink with
+    `essential = True`, such as the run's own record: its error ends the run.
+    """
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
         self.sinks = list(sinks)
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Time a stage; its seconds, summed over entries, join the next record as `time/<name>_s`."""
+    def span(self, name: str, **tags: Any) -> Iterator[None]:
+        """Time a stage; its seconds, summed over entries, join the next record as `time/<name>_s`.
+
+        Sinks that have a method `span(name, start, seconds, tags)` hear of every entry: `start` is on the clock of
+        `time.perf_counter`, `tags` are those given here.
+        """
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+            for sink in self.sinks:
+                if hasattr(sink, "span"):
+                    self._tell(sink, "span", name, start, seconds, tags)
 
     def take_times(self) -> dict[str, float]:
         """The seconds of each span since the last call, as `time/<name>_s`."""
@@ -39,19 +54,34 @@ class Bus:
 
     def step(self, step: int, record: Mapping[str, float]) -> None:
         """Report the metrics of one optimiser update."""
-        for sink in self.sinks:
-            sink.step(step, record)
+        for sink in list(self.sinks):
+            self._tell(sink, "step", step, record)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Report something that happened: a save, an alert, a skipped row, a failed rollout, a sample of text."""
-        for sink in self.sinks:
-            sink.event(kind, fields)
+        for sink in list(self.sinks):
+            self._tell(sink, "event", kind, fields)
 
     def flush(self) -> None:
         """Bring every sink's files up to date on disk, before a checkpoint notes how long they are."""
-        for sink in self.sinks:
-            sink.flush()
+        for sink in list(self.sinks):
+            self._tell(sink, "flush")
 
     def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
+        for sink in list(self.sinks):
+            self._tell(sink, "close")
+
+    def _tell(self, sink: Sink, method: str, *arguments: Any) -> None:
+        try:
+            getattr(sink, method)(*arguments)
+        except Exception as error:
+            if getattr(sink, "essential", False):
+                raise
+            self.sinks = [other for other in self.sinks if other is not sink]
+            with suppress(Exception):
+                sink.close()
+            name = type(sink).__name__
+            message = f"{name} failed and receives no further reports ({type(error).__name__}: {error})"
+            with suppress(OSError):
+                print(f"novarl: {visible(message)}", file=sys.stderr)
+            self.event("alert", message=message)

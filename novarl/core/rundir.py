@@ -21,11 +21,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import novarl
 from novarl.core import checkpoint, processor
 from novarl.core.checkpoint import write_atomic
 from novarl.core.documents import read_object
 from novarl.core.errors import NovaError
+from novarl.core.version import PACKAGE, VERSION
 
 LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts")
 """What grows while the run goes on, and is cut back to the checkpoint when it is resumed."""
@@ -267,7 +267,7 @@ def environment() -> dict[str, Any]:
     """Versions, hardware and code state: everything outside the config that bit-identity depends on."""
     packages = ("torch", "transformers", "safetensors", "numpy", "tokenizers")
     return {
-        "novarl": novarl.__version__,
+        "novarl": VERSION,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in packages},
         "platform": platform.platform(),
@@ -290,7 +290,7 @@ def _version(name: str) -> str | None:
 
 def _code_state() -> dict[str, Any]:
     """The git commit of the library's own checkout and whether it was changed since; empty for an installed package."""
-    root = Path(novarl.__file__).parent.parent
+    root = PACKAGE.parent
     if not (root / ".git").exists():
         return {}
 

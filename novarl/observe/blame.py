@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from pathlib import Path
 
-import novarl
+from novarl.core.version import PACKAGE
 
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
-_NOT_THE_USERS = (str(Path(novarl.__file__).parent), sysconfig.get_path("stdlib"), "site-packages", "<")
+_NOT_THE_USERS = (
+    str(PACKAGE),
+    sysconfig.get_path("stdlib"),
+    "site-packages",
+    "<",
+)
 
 
 def blame(error: str) -> str:

@@ -100,6 +100,9 @@ class Training(ABC):
     def entries(self, session: Session) -> Mapping[str, Any]:
         """What this kind of run adds to summary.json, however it ended."""
 
+    def publish(self) -> None:  # noqa: B027 - an engine that shares the model's modules needs nothing
+        """Have `engine` sample from the weights of this moment."""
+
     def manifest(self) -> Mapping[str, Any]:
         """What this kind of run adds to manifest.json."""
         return {}

@@ -11,6 +11,7 @@ from novarl.core.types import Sink
 from novarl.observe.figures import draw
 from novarl.observe.sinks.console import ConsoleSink
 from novarl.observe.sinks.jsonl import JsonlSink
+from novarl.observe.sinks.notebook import NotebookSink, in_notebook
 from novarl.observe.sinks.tensorboard import TensorBoardSink
 from novarl.run.session import Session
 
@@ -21,7 +22,7 @@ def open_sinks(folder: Path, *, console: bool, tensorboard: bool) -> list[Sink]:
     if tensorboard:
         sinks.append(TensorBoardSink(folder / "tb"))
     if console:
-        sinks.append(ConsoleSink())
+        sinks.append(NotebookSink() if in_notebook() else ConsoleSink())
     return sinks
 
 

@@ -110,6 +110,7 @@ class Trainer:
         from novarl.run.answers import answers
 
         training = self._training()
+        training.publish()
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         found = answers(
             training.policy,

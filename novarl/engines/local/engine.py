@@ -47,7 +47,7 @@ class LocalEngine:
         pad_id: int = 0,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
-        self.version = 0
+        self.version, self.shares_weights = 0, True
         self._runner = ModelRunner(model, compute_dtype=compute_dtype, pad_id=pad_id)
         self._decode = partial(tokenizer.decode, skip_special_tokens=False)
         self._eos_ids, self._context, self._max_batch = tuple(eos_ids), context, max_batch

@@ -37,7 +37,7 @@ class RecomputeEngine:
     def __init__(
         self, model: PlainModel, tokenizer: Tokenizer, *, eos_ids: Sequence[int], context: int, max_batch: int = 256
     ) -> None:
-        self.version = 0
+        self.version, self.shares_weights = 0, True
         self._model, self._context, self._max_batch = model, context, max_batch
         self._decode = partial(tokenizer.decode, skip_special_tokens=False)
         self._eos_ids = tuple(eos_ids)

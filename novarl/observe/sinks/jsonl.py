@@ -33,6 +33,9 @@ class JsonlSink:
     An event of kind "phase" names the phase of the steps that follow it.
     """
 
+    essential = True
+    """Without its record a run cannot be read, resumed or trusted."""
+
     def __init__(self, run: Path) -> None:
         self.metrics = _append(run / "metrics.jsonl")
         self.train = _append(run / "logs" / "train.jsonl")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def optim_settings(optim: Optim, *, lr: float, total: int) -> OptimSettings:
         eps=optim.eps,
         max_grad_norm=optim.max_grad_norm,
         schedule=optim.schedule,
-        warmup_steps=optim.warmup_steps,
+        warmup_steps=optim.warmup_steps or math.ceil(optim.warmup_ratio * total),
         min_lr_ratio=optim.min_lr_ratio,
         total_steps=total,
     )

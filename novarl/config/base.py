@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
@@ -26,6 +26,7 @@ class Config(Node):
 
     kind: ClassVar[str]
     _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _notes: tuple[str, ...] = PrivateAttr(default=())
 
     model: Text
     """`tiny` or `small` (built in), a directory, or a Hugging Face id."""
@@ -65,6 +66,17 @@ class Config(Node):
         """The same configuration with Python objects behind some of its keys."""
         other = self.model_copy()
         other._objects = dict(objects)
+        return other
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on names that were accepted and ignored, shown by the run and by `novarl explain`."""
+        return self._notes
+
+    def with_notes(self, notes: Iterable[str]) -> Self:
+        """The same configuration with notes to show."""
+        other = self.model_copy()
+        other._notes = tuple(notes)
         return other
 
     @field_validator("trust_remote_code", "trust_pickle", mode="before")

@@ -96,6 +96,8 @@ def takes(name: str, tree: type[Config]) -> Takes:
         return "one"
     if name in ("reward_funcs", "reward_weights"):
         return "many"
+    if name == "use_peft":
+        return "truth"
     key = keys(tree).get(name)
     row = next(iter(rows_of(name, tree)), None) if key is None else None
     if isinstance(row, Alias):

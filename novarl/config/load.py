@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from novarl.config.base import Config
 from novarl.config.keys import is_open, keys, nearest
-from novarl.config.names import Entry, active, canonical
+from novarl.config.names import Entry, active, canonical, ignored
 from novarl.config.tree import TREES
 from novarl.core.config_files import dump, parse_value, read
 from novarl.core.errors import NovaError
@@ -59,7 +59,7 @@ def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
     found = canonical([entry for entry in entries if entry.path != "kind"], tree)
     found = {path: replace(entry, value=_at_home(path, entry.value)) for path, entry in found.items()}
     try:
-        return tree.model_validate(_nest(found))
+        return tree.model_validate(_nest(found)).with_notes(ignored(entries, tree))
     except ValidationError as error:
         raise _explain(error.errors()[0], found, tree) from None
     except NovaError as error:
@@ -93,7 +93,8 @@ def fill(config: Tree, values: Mapping[str, Any]) -> Tree:
     stays unset."""
     entries = {path: Entry(path, value, path, "resolved") for path, value in values.items()}
     given = _flatten(config.model_dump(mode="json", exclude_unset=True), "resolved", type(config))
-    return type(config).model_validate(_nest({entry.path: entry for entry in given} | entries))
+    filled = type(config).model_validate(_nest({entry.path: entry for entry in given} | entries))
+    return filled.with_notes(config.notes)
 
 
 def _flatten(

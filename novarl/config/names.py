@@ -10,15 +10,16 @@ from typing import Any, TypeVar
 
 from novarl.config.base import Config
 from novarl.config.foreign.aliases import (
+    ADAPTERS,
     DIRECTIONS,
     KL_PLACES,
     OBJECTIVE_NAMES,
     READ_TOGETHER,
-    ROWS,
     RUN_NAMES,
     VALUES,
 )
-from novarl.config.foreign.rows import NULL_COUNTS, SEVERAL, Alias, Fixed, Hint, Row
+from novarl.config.foreign.rows import NULL_COUNTS, SEVERAL, Alias, Fixed, Hint, Ignored, Row
+from novarl.config.foreign.tables import rows as all_rows
 from novarl.config.keys import is_key, keys, nearest, sections, upwards
 from novarl.config.parts import rewards_by_name
 from novarl.config.tree import TREES
@@ -54,7 +55,7 @@ def meanings(tree: type[Config]) -> dict[str, tuple[Row, ...]]:
     """The rows of one kind of run by name: one, or one of each project in which the name means something else."""
     own = keys(tree)
     found: dict[str, tuple[Row, ...]] = {}
-    for row in ROWS:
+    for row in all_rows():
         leads = all(is_key(new, tree) for new in row.new) if isinstance(row, Alias) else True
         if row.old not in own and leads and (not row.commands or tree.kind in row.commands):
             found[row.old] = (*found.get(row.old, ()), row)
@@ -105,8 +106,8 @@ def meant(entry: Entry, tree: type[Config], projects: Iterable[str]) -> Row | No
 def explained(row: Row) -> tuple[str, str]:
     """What a name means by a row, and what to write."""
     if isinstance(row, Alias):
-        return row.means, f"write {', '.join(row.new)}"
-    return (row.reason, "leave it out") if isinstance(row, Fixed) else (row.what, row.fix)
+        return row.means, f"set {', '.join(row.new)}"
+    return (row.what, row.fix) if isinstance(row, Hint) else (row.reason, "remove this key")
 
 
 def projects_of(entries: Iterable[Entry], tree: type[Config]) -> frozenset[str]:
@@ -118,12 +119,23 @@ def projects_of(entries: Iterable[Entry], tree: type[Config]) -> frozenset[str]:
     return frozenset(name for name in found if name and name != SEVERAL)
 
 
+def ignored(entries: Iterable[Entry], tree: type[Config]) -> list[str]:
+    """A note for each name that is accepted and ignored."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        for row in () if entry.path in keys(tree) or entry.value is None else rows_of(entry.path, tree):
+            if isinstance(row, Ignored):
+                found[entry.path] = f"{entry.path} is ignored: {row.reason}"
+    return list(found.values())
+
+
 def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
     """The entries under our own names; of two for one key the later source wins, within one source it is an error.
     What cannot be is said of every entry at once."""
     found: dict[str, Entry] = {}
     implied: dict[str, tuple[Alias, Entry]] = {}
     needed: list[tuple[Alias, Entry]] = []
+    beside: list[tuple[Ignored, Entry]] = []
     refused: list[NovaError] = []
     projects = projects_of(entries, tree)
     for entry in join(entries, tree):
@@ -143,12 +155,17 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
             needed += [(row, entry)] if row.needs and any(translated.values()) else []
             for path, value in row.implied(entry.value).items():
                 implied[path] = (row, replace(entry, path=path, value=value))
+        if isinstance(row, Ignored) and row.beside:
+            beside.append((row, entry))
     whole = {**{path: entry for path, (_, entry) in implied.items() if path not in found}, **found}
     refused += [
-        NovaError(row.otherwise, where=entry.place, fix=f"leave it out, or write {path}={values[0]}")
+        NovaError(row.otherwise, where=entry.place, fix=f"remove this key, or set {path}={values[0]}")
         for row, entry in needed
         for path, values in row.needs.items()
         if (whole[path].value if path in whole else None) not in values
+    ]
+    refused += [
+        NovaError(row.reason, where=entry.place, fix=row.fix) for row, entry in beside if row.beside not in whole
     ]
     if refused:
         raise refused[0] if len(refused) == 1 else NovaErrors(refused)
@@ -167,6 +184,8 @@ def _is_unset(entry: Entry, tree: type[Config]) -> bool:
 def translate(entry: Entry, row: Row | None, tree: type[Config]) -> dict[str, Any]:
     """What an entry sets, under our own names. NovaError for a name that is refused, or that nobody knows."""
     name, value = entry.path, entry.value
+    if isinstance(row, Ignored):
+        return {}
     if isinstance(value, str) and (refers := _REFERS.search(value)):
         what = f"{refers[0]:.60} stands for the value of another key, and is not resolved here"
         raise NovaError(what, where=entry.place, fix="write the value itself")
@@ -188,12 +207,14 @@ def translate(entry: Entry, row: Row | None, tree: type[Config]) -> dict[str, An
 
 
 def join(entries: list[Entry], tree: type[Config]) -> list[Entry]:
-    """Resolve names that mean something only together: TRL's reward functions and their weights, `epochs` and
+    """Resolve names that are read together: TRL's reward functions and their weights, its `use_peft`, `epochs` and
     `steps_per_epoch`, RL2's two KL estimators, its list of objectives and their weights, the names of a run."""
     if "run_dir" in keys(tree):
         entries = _join_run_dir(entries, tree)
     if "reward" in keys(tree):
         entries = _join_rewards(entries)
+    if "lora.rank" in keys(tree):
+        entries = _join_adapters(entries, tree)
     if "algo" not in keys(tree):
         return entries
     last = {entry.path: entry for entry in entries}
@@ -272,6 +293,29 @@ def _join_rewards(entries: list[Entry]) -> list[Entry]:
     pair = ("reward_funcs", "reward_weights")
     before, after = ([e for e in part if e.path not in pair] for part in (entries[:end], entries[end:]))
     return [*before, *joined, *after]
+
+
+def _join_adapters(entries: list[Entry], tree: type[Config]) -> list[Entry]:
+    """TRL's `use_peft`: true sets its rank and alpha unless they are given; false trains all weights, whatever else is
+    said of adapters in the same place or before it."""
+    given = next((entry for entry in reversed(entries) if entry.path == "use_peft" and entry.value is not None), None)
+    if given is None:
+        return [entry for entry in entries if entry.path != "use_peft"]
+    if not isinstance(given.value, bool):
+        raise NovaError(f"must be true or false, got {given.value!r:.60}", where=given.place, fix="write true or false")
+    at, aliases = entries.index(given), active(tree)
+    named = [(entry, aliases[entry.path].new[0] if entry.path in aliases else entry.path) for entry in entries]
+    if given.value:
+        defaults = {path: value for path, value in ADAPTERS.items() if all(path != new for _, new in named)}
+    else:
+        defaults = {"lora.rank": 0}
+        named = [
+            (entry, new)
+            for index, (entry, new) in enumerate(named)
+            if not new.startswith("lora.") or (index > at and entry.source != given.source)
+        ]
+    kept = [entry for entry, new in named if new != "use_peft"]
+    return [*(replace(given, path=path, value=value) for path, value in defaults.items()), *kept]
 
 
 def _join_kl(entries: list[Entry]) -> list[Entry]:
@@ -378,16 +422,16 @@ def _partner(entry: Entry, alias: Alias) -> Any:
         if type(old) is type(entry.value) and old == entry.value:
             return new
     if isinstance(entry.value, str) and entry.value in alias.elsewhere:
-        kind, written = alias.elsewhere[entry.value]
-        raise NovaError(f"{entry.value!r} is {kind} here", where=entry.place, fix=f"write {written}")
-    raise NovaError(f"{entry.value!r:.60} has no partner here", where=entry.place, fix=alias.otherwise)
+        what, fix = alias.elsewhere[entry.value]
+        raise NovaError(what, where=entry.place, fix=fix)
+    raise NovaError(f"{entry.value!r:.60} is not supported", where=entry.place, fix=alias.otherwise)
 
 
 def _accept(entry: Entry, row: Fixed) -> dict[str, Any]:
     if isinstance(entry.value, bool) == isinstance(row.values[0], bool) and entry.value in row.values:
         return {}
     given = str(entry.value).lower() if isinstance(entry.value, bool) else f"{entry.value!r:.60}"
-    fix = f"leave it out, or write {entry.path}={str(row.values[0]).lower()}"
+    fix = f"remove this key, or set {entry.path}={str(row.values[0]).lower()}"
     raise NovaError(f"cannot be {given}: {row.reason}", where=entry.place, fix=fix)
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from novarl.config.base import Config
-from novarl.config.foreign.aliases import ALIASES, FIXED, HINTS, KL_PLACES, ROWS, VALUES
-from novarl.config.foreign.rows import Alias, Fixed, Row
+from novarl.config.foreign.aliases import ADAPTERS, KL_PLACES, VALUES
+from novarl.config.foreign.rows import Alias, Fixed, Hint, Ignored, Row
+from novarl.config.foreign.tables import rows
 from novarl.config.keys import Key, keys, sections
 from novarl.config.names import explained, meanings
 from novarl.config.tree import TREES
@@ -43,6 +44,13 @@ makes several updates of a rollout and replaces groups of equal rewards.
 JOINT = (
     ("epochs, steps_per_epoch", "steps", "rl", "RLHF Systems Kit", "their product"),
     ("reward_funcs=[a.py:x, b.py:y]", "reward.x.source, reward.y.source", "rl, eval", "TRL", "a function, or several"),
+    (
+        "use_peft=true",
+        ", ".join(f"{path}={value}" for path, value in ADAPTERS.items()),
+        "rl, sft, dpo, rm",
+        "TRL",
+        "each unless it is given; `use_peft=false` sets `lora.rank=0`",
+    ),
     ("reward_weights=[1, 0.5]", "reward.x.weight, reward.y.weight", "rl, eval", "TRL", "in the order of reward_funcs"),
     ("adaptive_kl=true", "adaptive_kl.enabled=true", "rl", "NovaRL", "so with every section that has `enabled`"),
     (
@@ -88,11 +96,11 @@ def page() -> str:
             f"## `novarl {kind}`\n",
             _table(("key", "default", "takes", "meaning"), map(_row, keys(tree).values())),
         ]
-    several = [row for row in ROWS if _shares_name(row)]
+    several = [row for row in rows() if _shares_name(row)]
     aliases = (
         (_code(a.old), ", ".join(map(_code, a.new)), _commands(a), a.source, _note(a))
-        for a in ALIASES
-        if a not in several
+        for a in rows()
+        if isinstance(a, Alias) and a not in several
     )
     joint = (
         (", ".join(map(_code, re.split(r", (?![^\[]*\])", old))), _code(new), kinds, source, note)
@@ -114,16 +122,34 @@ def page() -> str:
             ((_code(key), _code(old), _code(new)) for key, row in VALUES.items() for old, new in row.items()),
         ),
         "## Accepted at one value only\n",
-        "They say what NovaRL does anyway, and any other value is refused.\n",
+        "These values describe what NovaRL does. Any other value is refused.\n",
         _table(
             ("name", "value", "for", "from", "why"),
-            ((_code(f.old), _accepted(f), ", ".join(f.commands), f.source, f.reason) for f in FIXED),
+            (
+                (_code(f.old), _accepted(f), ", ".join(f.commands), f.source, f.reason)
+                for f in rows()
+                if isinstance(f, Fixed)
+            ),
+        ),
+        "## Accepted and ignored\n",
+        "They have no effect, and a note at the start of the run says so.\n",
+        _table(
+            ("name", "for", "from", "why"),
+            (
+                (_code(i.old), ", ".join(i.commands), i.source, f"{i.reason}, if it is given" if i.beside else i.reason)
+                for i in rows()
+                if isinstance(i, Ignored)
+            ),
         ),
         "## Refused, with what to do instead\n",
-        "They have no partner here, or mean something else there. So is every key within a name.\n",
+        "These names have no equivalent, or another meaning. Every key within such a name is refused too.\n",
         _table(
             ("name", "for", "from", "why", "instead"),
-            ((_code(h.old), ", ".join(h.commands), h.source, h.what, h.fix) for h in HINTS if h not in several),
+            (
+                (_code(h.old), ", ".join(h.commands), h.source, h.what, h.fix)
+                for h in rows()
+                if isinstance(h, Hint) and h not in several
+            ),
         ),
     ]
     return "\n".join(parts)
@@ -165,7 +191,7 @@ def _shares_name(row: Row) -> bool:
 
 def _note(alias: Alias) -> str:
     values = [f"{_code(_text(old))} is {_code(_text(new))}" for old, new in alias.values.items()]
-    apart = [f"for {_code(old)} write {_code(new)}" for old, (_, new) in alias.elsewhere.items()]
+    apart = [f"for {_code(old)} {fix}" for old, (_, fix) in alias.elsewhere.items()]
     return "; ".join(filter(None, (", ".join(values), ", ".join(apart), alias.note)))
 
 

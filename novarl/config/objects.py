@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from novarl.config.base import Config
 from novarl.config.load import entries_of, parse
+from novarl.config.names import active
 from novarl.core.errors import NovaError
 
 Tree = TypeVar("Tree", bound=Config)
@@ -21,6 +22,8 @@ PLAIN = (str, int, float, bool, type(None))
 OBJECTS = ("model", "tokenizer", "data", "eval.data", "engine", "rollout.env_path")
 """Keys whose values may be objects; beside them `reward` takes functions, and so do these:"""
 FUNCTIONS = ("loss.surrogate", "adv.estimator")
+REWARDS = ("reward_funcs", "reward_fn")
+"""Other libraries' names of `reward`, for a function or a list of functions."""
 
 
 def is_object(text: object) -> bool:
@@ -32,16 +35,27 @@ def from_python(tree: type[Tree], settings: Mapping[str, Any], where: str) -> Tr
     """The configuration that keyword arguments describe: nested dictionaries, dotted names and every alias of the
     command line. NovaError as for a file, with `where` in the place of the file's name."""
     objects: dict[str, Any] = {}
+    settings = {_object_key(name, value, tree): value for name, value in settings.items()}
     values = {name: _plain(name, value, objects) for name, value in settings.items()}
     values.pop("tokenizer", None)
     values.pop("engine", None)
     return parse(tree, entries_of(values, where, tree)).with_objects(objects)
 
 
+def _object_key(name: str, value: Any, tree: type[Config]) -> str:
+    """The key of an object that is given under another library's name, such as `train_dataset`."""
+    alias = active(tree).get(name)
+    return alias.new[0] if alias and alias.new[0] in OBJECTS and not isinstance(value, PLAIN) else name
+
+
 def _plain(path: str, value: Any, objects: dict[str, Any]) -> Any:
     """The value as a file would hold it; what no file can hold is put into `objects`."""
     if isinstance(value, Path):
         return str(value)
+    if path in REWARDS and callable(value):
+        return _named(f"reward.{_name(value)}", value, objects)
+    if path in REWARDS and isinstance(value, list | tuple):
+        return [_plain(path, part, objects) for part in value]
     if path == "reward" or path.startswith("reward."):
         return _reward(path, value, objects)
     if isinstance(value, Mapping):

@@ -205,11 +205,19 @@ class Optim(Node):
     """How the learning rate falls after its warm-up."""
     warmup_steps: Whole = 0
     """Updates in which the learning rate rises from 0."""
+    warmup_ratio: Share = 0.0
+    """The same as a share of all updates, rounded up, in place of warmup_steps."""
     min_lr_ratio: Share = 0.0
     """What is left of the learning rate at the end."""
 
     @model_validator(mode="after")
-    def _schedule_ends_somewhere(self) -> Optim:
+    def _schedule_is_clear(self) -> Optim:
+        refuse(
+            self.warmup_steps > 0 and self.warmup_ratio > 0,
+            "optim.warmup_ratio",
+            "optim.warmup_steps and optim.warmup_ratio both set the warm-up",
+            "remove one of them",
+        )
         refuse(
             self.schedule == "constant" and self.min_lr_ratio > 0,
             "optim.min_lr_ratio",

@@ -8,8 +8,8 @@ from novarl.config.tree import RLConfig
 
 
 def idle(config: TrainConfig) -> list[str]:
-    """In words, a note for each section that has values and is not switched on, and for how to sample evaluations that
-    are greedy. A section that is switched off on purpose, `enabled: false`, may have any."""
+    """Notes on names that are ignored, on sections that have values and are not enabled, and on sampling keys of
+    evaluations that are greedy. A section with `enabled: false` may have any values."""
     off: list[tuple[str, Node, str]] = []
     if config.lora.rank == 0:
         off.append(("lora", config.lora, "lora.rank is 0"))
@@ -18,7 +18,7 @@ def idle(config: TrainConfig) -> list[str]:
             section = getattr(config, name)
             if not section.enabled and "enabled" not in section.model_fields_set:
                 off.append((name, section, f"{name}.enabled is not true"))
-    notes = []
+    notes = list(config.notes)
     for name, section, why in off:
         plain = type(section)()
         given = [key for key in type(section).model_fields if getattr(section, key) != getattr(plain, key)]

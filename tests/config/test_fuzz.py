@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from novarl.config.base import Config
-from novarl.config.foreign.aliases import READ_TOGETHER, ROWS, RUN_NAMES
+from novarl.config.foreign.aliases import READ_TOGETHER, RUN_NAMES
+from novarl.config.foreign.tables import rows
 from novarl.config.keys import keys, sections
 from novarl.config.load import load, to_yaml
 from novarl.config.tree import TREES
@@ -21,7 +22,7 @@ VALUES: list[Any] = [
     *("", "auto", "none", "mean", "loss", "k1", "group", "1e5", "file.py:name", "ü\n\x85", "x" * 5000, "a=b: {c"),
     *([], [1], ["a", ["b"]], [[[]]], {}, {"a": 1}, {"a": {"b": {"c": None}}}, {"source": "x", "weight": "y"}, {"": {}}),
 ]
-NAMES = [row.old for row in ROWS] + list(READ_TOGETHER) + list(RUN_NAMES)
+NAMES = [row.old for row in rows()] + list(READ_TOGETHER) + list(RUN_NAMES)
 NAMES += ["kind", "x", "", ".", "a..b", "optim.", "ключ"]
 
 
@@ -85,6 +86,6 @@ def test_two_thousand_damaged_configurations(tmp_path: Path) -> None:
         else:
             file = tmp_path / "again.yaml"
             file.write_text(to_yaml(config), encoding="utf-8")
-            assert load(type(config), file) == config
+            assert load(type(config), file) == config.with_notes(())
             ends["valid"] += 1
     assert ends["valid"] >= 200 and len(ends) >= 20, f"the damage is too one-sided to find anything: {ends}"

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from novarl.config.base import Config
-from novarl.config.foreign.aliases import ALIASES, FIXED, KL_PLACES, VALUES, Alias, Fixed
+from novarl.config.foreign.aliases import KL_PLACES, VALUES
+from novarl.config.foreign.rows import Alias, Fixed
+from novarl.config.foreign.tables import rows
 from novarl.config.keys import is_key, leaves, nearest
 from novarl.config.load import load
 from novarl.config.names import active, fixed, meanings
@@ -53,6 +55,8 @@ def changed(tmp_path: Path) -> Callable[..., Config]:
     return load_changed
 
 
+ALIASES = [row for row in rows() if isinstance(row, Alias)]
+FIXED = [row for row in rows() if isinstance(row, Fixed)]
 ALL = [(tree, alias) for tree in TREES.values() for alias in ALIASES if active(tree).get(alias.old) is alias]
 CASES = [next(case for case in ALL if case[1] is alias) for alias in ALIASES if any(alias is one for _, one in ALL)]
 """Each alias with the first kind of run that has it."""
@@ -70,12 +74,12 @@ def test_an_alias_sets_the_keys_it_stands_for(tree: type[Config], alias: Alias, 
 
 
 def test_every_alias_leads_somewhere_in_some_tree() -> None:
-    used = [row for tree in TREES.values() for rows in meanings(tree).values() for row in rows]
+    used = [row for tree in TREES.values() for meant in meanings(tree).values() for row in meant]
     assert [alias.old for alias in ALIASES if alias not in used] == []
     for tree in TREES.values():
-        for rows in meanings(tree).values():
-            assert len({row.source for row in rows}) == len(rows), "one name of one project, two meanings"
-            assert len(rows) == 1 or all(row.means for row in rows if isinstance(row, Alias))
+        for meant in meanings(tree).values():
+            assert len({row.source for row in meant}) == len(meant), "one name of one project, two meanings"
+            assert len(meant) == 1 or all(row.means for row in meant if isinstance(row, Alias))
 
 
 def test_every_promised_name_is_known() -> None:

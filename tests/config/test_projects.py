@@ -11,8 +11,9 @@ import pytest
 
 from novarl.config.base import Config
 from novarl.config.flags import arguments
-from novarl.config.foreign.aliases import READ_TOGETHER, ROWS, RUN_NAMES
-from novarl.config.foreign.rows import SEVERAL, Alias, Fixed
+from novarl.config.foreign.aliases import READ_TOGETHER, RUN_NAMES
+from novarl.config.foreign.rows import SEVERAL, Alias, Hint
+from novarl.config.foreign.tables import rows
 from novarl.config.keys import is_key, keys, sections
 from novarl.config.load import load
 from novarl.config.names import rows_of
@@ -193,15 +194,15 @@ def test_every_setting_of_transformers_is_known(kind: str) -> None:
 
 
 def test_every_row_of_every_table_leads_to_a_key_or_gives_its_reason() -> None:
-    for row in ROWS:
+    for row in rows():
         if isinstance(row, Alias):
             assert any(all(is_key(new, tree) for new in row.new) for tree in TREES.values()), row.old
             assert all(is_key(path, RLConfig) for path in (*row.implies, *row.needs)), row.old
             assert bool(row.otherwise) == bool(row.values or row.needs), row.old
         else:
-            reason, instead = (row.reason, "-") if isinstance(row, Fixed) else (row.what, row.fix)
+            reason, instead = (row.what, row.fix) if isinstance(row, Hint) else (row.reason, "-")
             assert len(reason) > 8 and instead and row.commands and set(row.commands) <= set(TREES), row.old
-    assert {row.source for row in ROWS} >= {"RL2", "TRL", "OpenRLHF", "verl", "NanoRL", "VinePPO", SEVERAL}
+    assert {row.source for row in rows()} >= {"RL2", "TRL", "OpenRLHF", "verl", "NanoRL", "VinePPO", SEVERAL}
 
 
 def value_of(config: Config, path: str) -> Any:
@@ -218,34 +219,34 @@ def said(tree: type[Config], *words: str) -> list[str]:
 
 
 SEVERAL_MEANINGS: list[tuple[list[str], Mapping[str, Any] | str]] = [
-    (["num_iterations=4"], "VinePPO: the rollouts of the whole run; TRL: the passes over the answers of each rollout"),
-    (["num_iterations=4"], "(VinePPO: write steps; TRL: write epochs_per_rollout)"),
+    (["num_iterations=4"], "VinePPO: the number of rollouts in the run; TRL: the number of epochs over each rollout"),
+    (["num_iterations=4"], "(VinePPO: set steps; TRL: set epochs_per_rollout)"),
     (["num_iterations=4", "beta=0.1"], {"epochs_per_rollout": 4, "updates_per_rollout": 4, "steps": 100}),
     (["num_iterations=4", "vllm_mode=null", "scale_rewards=none"], {"epochs_per_rollout": 4, "steps": 100}),
     (["num_iterations=4", "reward_funcs=length"], {"epochs_per_rollout": 4, "steps": 100}),
     (["num_iterations=1000", "num_mc_rollouts=9"], {"steps": 1000, "epochs_per_rollout": 1}),
     (["num_iterations=4", "num_mc_rollouts=9", "num_generations=8"], "it has several meanings"),
     (["num_iterations=4", "learning_rate=1e-5", "temperature=0.5"], "it has several meanings"),
-    (["batch_size=8"], "RLHF Systems Kit: the prompts of a step; NanoRL: it counts the answers of a step"),
+    (["batch_size=8"], "RLHF Systems Kit: the prompts of a step; NanoRL: it counts the responses of a step"),
     (["batch_size=8", "epochs=2", "steps_per_epoch=3"], {"prompts_per_rollout": 8, "steps": 6}),
     (["batch_size=8", "clip_ratio=0.1"], {"prompts_per_rollout": 8}),
     (
         ["batch_size=8", "group_size=4"],
-        "it counts the answers of a step (write prompts_per_rollout: that number divided",
+        "it counts the responses of a step (set prompts_per_rollout to this number divided",
     ),
     (["batch_size=8", "num_generations=8"], "it has several meanings"),
     (["actor.tis_coef=2"], {"correction.tis_max": 2.0, "updates_per_rollout": 1}),
     (["tis_coef=2", "update_per_rollout=1"], {"correction.tis_max": 2.0}),
     (["tis_coef=0", "update_per_rollout=4"], {"correction.tis_max": None, "updates_per_rollout": 4}),
-    (["tis_coef=2", "update_per_rollout=4"], "RL2's tis_coef bounds pi / mu"),
-    (["tis_coef=2", "update_per_rollout=4"], "correction.tis_max bounds pi_old / mu"),
-    (["tis_coef=2", "num_iterations=2", "num_generations=4"], "With several updates they differ"),
+    (["tis_coef=2", "update_per_rollout=4"], "RL2's tis_coef limits pi / mu"),
+    (["tis_coef=2", "update_per_rollout=4"], "correction.tis_max limits pi_old / mu"),
+    (["tis_coef=2", "num_iterations=2", "num_generations=4"], "with several updates they differ"),
     (["max_steps=100"], {"steps": 100}),
     (["max_steps=100", "updates_per_rollout=null"], {"steps": 100}),
-    (["max_steps=100", "num_iterations=2", "num_generations=4"], "TRL counts optimiser updates"),
+    (["max_steps=100", "num_iterations=2", "num_generations=4"], "TRL counts optimizer updates, steps counts rollouts"),
     (["save_steps=5", "updates_per_rollout=1"], {"save_every": 5}),
-    (["save_steps=5", "updates_per_rollout=2"], "TRL counts optimiser updates in it, and OpenRLHF rollouts"),
-    (["eval_steps=5", "updates_per_rollout=2"], "write eval_every instead"),
+    (["save_steps=5", "updates_per_rollout=2"], "TRL counts optimizer updates, OpenRLHF and save_every count rollouts"),
+    (["eval_steps=5", "updates_per_rollout=2"], "set eval_every instead"),
     (["trainer.save_freq=-1", "updates_per_rollout=2"], {"save_every": None}),
 ]
 
@@ -392,20 +393,20 @@ def test_a_projects_own_command_line(tree: type[Config], project: str, line: str
 @pytest.mark.parametrize(
     ("tree", "words", "expected"),
     [
-        (RLConfig, ["reward.remote_url=file.py"], "write reward=file.py:name"),
-        (RLConfig, ["reward={remote_url: file.py}"], "write reward=file.py:name"),
-        (RLConfig, ["vllm.num_engines=2"], "NovaRL samples with its own engine"),
+        (RLConfig, ["reward.remote_url=file.py"], "set reward=file.py:name"),
+        (RLConfig, ["reward={remote_url: file.py}"], "set reward=file.py:name"),
+        (RLConfig, ["vllm.num_engines=2"], "NovaRL samples with its own inference engine"),
         (RLConfig, ["logger.wandb.key=x"], "experiment trackers"),
         (RLConfig, ["actor_rollout_ref.actor.fsdp_config.param_offload=true"], "sharded models and offloading"),
-        (RLConfig, ["actor_rollout_ref.actor.nothing=true"], "has no partner here"),
+        (RLConfig, ["actor_rollout_ref.actor.nothing=true"], "has no equivalent"),
         (
             RLConfig,
             ["train.batch_size=128"],
             "rollout_batch_size times n_samples_per_prompt divided by train_batch_size",
         ),
-        (RLConfig, ["data.max_len=2048"], "max_length bounds the prompt, rollout.max_tokens the answer"),
-        (RLConfig, ["advantage_estimator=group_norm"], "write algo=grpo"),
-        (RLConfig, ["algorithm.adv_estimator=reinforce_plus_plus"], "write adv.estimator=none adv.whiten=true"),
+        (RLConfig, ["data.max_len=2048"], "max_length limits the prompt, rollout.max_tokens the response"),
+        (RLConfig, ["advantage_estimator=group_norm"], "group_norm is an algorithm (set algo=grpo)"),
+        (RLConfig, ["algorithm.adv_estimator=reinforce_plus_plus"], "set adv.estimator=none adv.whiten=true"),
         (
             RLConfig,
             ["actor_rollout_ref.actor.kl_loss_coef=0.1", "algo=grpo"],
@@ -418,8 +419,8 @@ def test_a_projects_own_command_line(tree: type[Config], project: str, line: str
         (RLConfig, ["trainer.save_dir=ckpts/${trainer.experiment_name}"], "stands for the value of another key"),
         (RLConfig, ["actor.dtype=${ref_actor.dtype}"], "write the value itself"),
         (SFTConfig, ["packing=7"], "rows are always packed"),
-        (SFTConfig, ["load_in_4bit=true"], "cannot be true: quantised training is not supported yet"),
-        (SFTConfig, ["data.test.max_length=3"], "held-out rows are read and cut as those of training"),
+        (SFTConfig, ["load_in_4bit=true"], "cannot be true: quantized training is not supported yet"),
+        (SFTConfig, ["data.test.max_length=3"], "held-out rows are read and truncated like training rows"),
         (DPOConfig, ["loss_type=[sigmoid, sft]"], "must be 'sigmoid'"),
     ],
 )

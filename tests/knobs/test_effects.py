@@ -72,6 +72,7 @@ OVER_TIME = [
     ("reward=lexical", "reward.lexical.target_words=3 reward.lexical.brevity_penalty_scale=1"),
     ("optim.schedule=linear steps=2", "optim.min_lr_ratio=0.5"),
     ("steps=2", "optim.schedule=cosine"),
+    ("steps=2", "optim.warmup_ratio=1"),
     ("steps=2", "optim.betas=[0.5,0.95]"),
     ("steps=2", "optim.betas=[0.9,0.5]"),
     (MOVING, "epochs_per_rollout=1"),

@@ -19,7 +19,7 @@ from novarl.core.types import Prompt, Scored
 from novarl.engines.shared_weights import Entry, SharedWeights
 from novarl.learn.agreement import switch_dropout_off
 from novarl.models.load import load
-from novarl.processes.worker import Worker
+from novarl.processes.remote import RemoteObject
 from novarl.rewards.compose import RewardSet
 from novarl.run.machine import flush_denormals, keep_freed_memory, pick_device
 from novarl.run.play import Play
@@ -77,7 +77,7 @@ class FarSampler:
     def __init__(self, threads: int) -> None:
         self._threads, self._version = threads, -1
         self._weights: SharedWeights | None = None
-        self._worker = Worker(
+        self._remote = RemoteObject(
             what="the sampling process",
             fix="go on from the last checkpoint with resume=auto; if memory was short, with rollout.staleness=0 or "
             "fewer rollout.max_batch",
@@ -85,11 +85,11 @@ class FarSampler:
         )
 
     def load(self, config: RLConfig, source: str) -> None:
-        self._worker.make(far_sampler, config, source, self._threads)
+        self._remote.make(far_sampler, config, source, self._threads)
 
     def follow(self, model: nn.Module) -> None:
         self._model, self._weights = model, SharedWeights.of(model)
-        self._worker.call("attach", self._weights.path, self._weights.size, self._weights.layout)
+        self._remote.call("attach", self._weights.path, self._weights.size, self._weights.layout)
         self._weights.forget()
 
     def publish(self, version: int) -> None:
@@ -99,8 +99,8 @@ class FarSampler:
         self._version = version
 
     def play(self, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Scored]:
-        found: list[Scored] = self._worker.call("play", list(asked), step, self._version)
+        found: list[Scored] = self._remote.call("play", list(asked), step, self._version)
         return found
 
     def close(self) -> None:
-        self._worker.close()
+        self._remote.close()

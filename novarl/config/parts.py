@@ -97,10 +97,11 @@ class Episode(Node):
     max_batch: Count = 256
     """The most answers that are sampled at the same time; changes speed and memory, never a result."""
     reward_timeout: Above0 = 10.0
-    """Seconds that one call of a reward may take (for one answer; TRL's form: for all); then its process ends."""
+    """Time limit in seconds for one call of a reward (for one answer; TRL's form: for all), after which its process is
+    killed."""
     reward_workers: Count | None = None
-    """Processes for a reward of your own that is not async and takes one answer, which score so many answers at a time;
-    null: by need, up to 64 where a call takes long; 1 where a score depends on the calls before it."""
+    """Processes that run a reward file. A slow function that is not async and takes one answer is spread over them.
+    null: one for each core, at most 8. Set 1 if a score depends on earlier calls, more if calls wait for a server."""
     reward_memory: Count | None = None
     """MB that each process of a reward of your own, or of env_path, may have (RLIMIT_DATA: what it has asked for, used
     or not); null: no limit."""

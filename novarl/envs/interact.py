@@ -28,9 +28,9 @@ from typing import Any
 from novarl.core.errors import NovaError
 from novarl.core.types import EnvStep, Message, Prompt
 from novarl.envs.single_turn import SingleTurn
-from novarl.rewards.lane import Call, Function
-from novarl.rewards.process import UserProcess
+from novarl.rewards.loaded_file import Call, Function
 from novarl.rewards.user_file import TIME_LIMIT
+from novarl.rewards.user_process import UserProcess
 from novarl.rewards.verdict import Failure, check
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -59,7 +59,7 @@ class Interact:
             new = _messages(said)
             return EnvStep(messages=new, done=not new)
         if unknown := set(said) - {"messages", "reward", "done"}:
-            raise ToolFailed(f"interact returned {min(unknown)!r}; it may return messages, reward and done")
+            raise ToolFailed(f"interact returned the key {min(unknown)!r}; allowed are messages, reward and done")
         new = _messages(said.get("messages", []))
         return EnvStep(messages=new, reward=_reward(said.get("reward")), done=bool(said.get("done", not new)))
 
@@ -124,9 +124,9 @@ def load_interact(
         asked = [name for name, kind, default in function.parameters if not default and not kind.startswith("VAR_")]
         if not function.parameters or asked[1:] not in ([], ["answer"]):
             raise NovaError(
-                "interact takes the messages, and the row's answer if it asks for it",
+                "interact must take the messages and, optionally, the reference answer",
                 where=function.where,
-                fix="write interact(messages), or interact(messages, answer)",
+                fix="define interact(messages) or interact(messages, answer)",
             )
     except NovaError:
         process.close()
@@ -144,7 +144,7 @@ def _reward(value: Any) -> float | None:
 def _messages(answer: Any) -> tuple[Message, ...]:
     if not isinstance(answer, list):
         raise ToolFailed(
-            f"interact returned {answer!r:.80}, not a list of messages ([] where it calls nothing) or a mapping"
+            f"interact returned {answer!r:.80}, not a list of messages (empty if no tool is called) or a mapping"
         )
     for message in answer:
         right = (
@@ -152,6 +152,6 @@ def _messages(answer: Any) -> tuple[Message, ...]:
         )
         if not right:
             raise ToolFailed(
-                f"interact returned {message!r:.80}, not a message with a role of {', '.join(ROLES)} and content"
+                f"interact returned {message!r:.80}, not a message with content and a role ({', '.join(ROLES)})"
             )
     return tuple(answer)

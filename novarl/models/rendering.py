@@ -27,8 +27,6 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (first["memory"], first["memory"]))
     channel.reply({"ready": True})
     for request in requests:
-        if "arguments" not in request:  # stop
-            return
         try:
             (text,), _ = render_jinja_template(**request["arguments"])
             channel.reply({"text": text} if len(text) <= request["most"] else {"length": len(text)})

@@ -1,16 +1,15 @@
-"""What ends a worker: a small process between the run and the worker, which runs nobody's code but this.
+"""The process between a run and its child, which ends the child. It runs no code but this.
 
-    run ── keeper ── worker (a user's file) ── what the file starts
+    run ── keeper ── child (a user's file, the sampler) ── processes that the child starts
 
-The keeper ends the worker, and everything that it started, as soon as the run is gone (its end of the pipe closes,
-which the kernel sees to after `kill -9` too), asks for it (SIGTERM), or the worker itself ends. It notices whatever the
-worker is doing: a thread of the worker's would wait for the interpreter's lock, which a regular expression may hold
-for ever.
+The keeper ends the child and all of its descendants as soon as the run is gone (its end of the pipe closes, also after
+`kill -9`), sends SIGTERM, or the child itself ends. This works whatever the child is doing. A thread of the child could
+not do it: it would wait for the interpreter's lock, which a regular expression may hold for ever.
 
 On Linux the keeper also adopts every process that loses its parent (PR_SET_CHILD_SUBREAPER), so that no session or
-double fork escapes it, and the kernel ends the worker if the keeper itself is killed (PR_SET_PDEATHSIG). That signal
-follows the *thread* that started a process, which is why the run, whose threads come and go, does not rely on it.
-Elsewhere only the worker's own process group ends with it.
+double fork escapes it, and the kernel ends the child if the keeper itself is killed (PR_SET_PDEATHSIG). That signal
+follows the *thread* that started a process. The run's threads come and go, so the run itself does not rely on it.
+On other systems only the child's own process group ends with it.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _PATIENCE = 1.0
 
 
 def keep() -> None:
-    """Split this process in two: the keeper, which never returns, and its child, which goes on as the worker.
+    """Split this process in two: the keeper, which never returns, and the child, which goes on.
 
-    Standard input must be the pipe from the run; only the worker reads it.
+    Standard input must be the pipe from the run; only the child reads it.
     """
     _prctl(_SUBREAPER, 1)
     waking, wake = os.pipe()
@@ -44,23 +43,23 @@ def keep() -> None:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(wake)
     keeper = os.getpid()
-    worker = os.fork()
-    if worker:
-        _watch(worker, waking)
+    child = os.fork()
+    if child:
+        _watch(child, waking)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     os.close(waking)
     os.close(wake)
-    os.setsid()  # what the user's file sends to its process group does not reach the keeper
+    os.setsid()  # signals that the user's file sends to its process group do not reach the keeper
     _prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != keeper:  # it was killed before the line above
         os._exit(1)
 
 
-def _watch(worker: int, waking: int) -> NoReturn:
-    """Wait for the end of the run, of the worker, or SIGTERM; then end all, as the worker ended."""
-    os.dup2(2, 1)  # the pipe of replies is the worker's alone, and closes with it
+def _watch(child: int, waking: int) -> NoReturn:
+    """Wait for the end of the run or of the child, or SIGTERM; then end all, with the child's exit status."""
+    os.dup2(2, 1)  # the pipe of replies is the child's alone, and closes with it
     poll = select.poll()
     poll.register(0, 0)  # only that its other end is closed
     poll.register(waking, select.POLLIN)
@@ -71,8 +70,8 @@ def _watch(worker: int, waking: int) -> NoReturn:
         woken = {number for number, _ in poll.poll()}
         if woken & {0, run} or signal.SIGTERM in os.read(waking, 1024):
             break
-        status = _ended(worker)
-    _end_all(worker)
+        status = _ended(child)
+    _end_all(child)
     code = 0 if status is None else os.waitstatus_to_exitcode(status)
     if code < 0:  # by the same signal, without a second core dump
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -83,27 +82,27 @@ def _watch(worker: int, waking: int) -> NoReturn:
 
 
 def _run() -> int:
-    """A file that is readable once the run has ended: a fork of the run's may hold its end of the pipe open. 0, the
-    pipe, where the system has none."""
+    """A file that is readable once the run has ended, since a fork of the run may hold its end of the pipe open. 0, the
+    pipe, where the system has no such file."""
     try:
         return os.pidfd_open(os.getppid())
     except (AttributeError, OSError):
         return 0
 
 
-def _ended(worker: int) -> int | None:
-    """The status of the worker where it has ended; orphans that have ended are reaped."""
+def _ended(child: int) -> int | None:
+    """The status of the child if it has ended; orphans that have ended are reaped."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in (0, worker):
+        if pid in (0, child):
             return status if pid else None
 
 
-def _end_all(worker: int) -> None:
+def _end_all(child: int) -> None:
     """Kill every descendant. Their orphans become children of this process, and their turn comes next."""
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:
-        for kill, pid in [(os.killpg, worker), *((os.kill, child) for child in _children())]:
+        for kill, pid in [(os.killpg, child), *((os.kill, one) for one in _children())]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(pid, signal.SIGKILL)
         try:
@@ -117,7 +116,7 @@ def _end_all(worker: int) -> None:
 def _children() -> list[int]:
     try:
         return list(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
-    except OSError:  # not Linux, or a kernel that does not say: the worker's process group has to do
+    except OSError:  # not Linux, or a kernel that does not say: the child's process group has to do
         return []
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from novarl.core.errors import NovaError
-from novarl.processes.pipe import Died, Pipe
+from novarl.processes.child import Child, Died
 
 TIME_LIMIT = 10.0
 """Seconds for one conversation, which takes about a ten-thousandth of one."""
@@ -23,11 +23,10 @@ MEMORY = 2**30
 MOST_CHARACTERS, SPREAD = 1_000_000, 20
 """A template may write so many characters, and so many more for each that it was given."""
 
-_HARD = {"MemoryError": "needs more memory than 1 GiB", "RecursionError": "calls itself without end"}
-_FIX = "give another template: chat_template=FILE"
-_never = threading.Event()
+_HARD = {"MemoryError": "exceeds the memory limit of 1 GiB", "RecursionError": "recurses too deeply"}
+_FIX = "use another template: chat_template=FILE"
 _lock = threading.RLock()
-_pipes: dict[int, Pipe] = {}
+_children: dict[int, Child] = {}
 """The process, by the process that it belongs to: a fork starts its own."""
 
 
@@ -43,19 +42,19 @@ def render(arguments: dict[str, Any]) -> str:
     request = {"arguments": arguments}
     most = MOST_CHARACTERS + SPREAD * len(json.dumps(arguments, default=str))
     with _lock:
-        pipe = _pipes.get(os.getpid())
-        if pipe is None or pipe.ended:
-            pipe = _start()
+        child = _children.get(os.getpid())
+        if child is None or child.ended:
+            child = _start()
         deadline = time.monotonic() + TIME_LIMIT
         try:
-            pipe.send({**request, "most": most}, deadline=deadline, cancelled=_never)
-            reply = pipe.receive(deadline=deadline, cancelled=_never)
+            child.send({**request, "most": most}, deadline=deadline)
+            reply = child.receive(deadline=deadline)
         except TimeoutError:
             _end()
             raise _beyond(f"took longer than {TIME_LIMIT:g} s for one conversation and was stopped") from None
         except Died as death:
             _end()
-            raise _beyond(f"ended its process: it {death}") from None
+            raise _beyond(f"ended its process, which {death}") from None
         except BaseException:  # Ctrl-C in the middle of an answer
             _end()
             raise
@@ -67,7 +66,7 @@ def render(arguments: dict[str, Any]) -> str:
     if kind in _HARD:
         raise _beyond(_HARD[kind])
     if kind in ("OverflowError", "TooLarge"):  # of the sandbox's ranges; of a text beyond what can be sent
-        raise _beyond(f"goes beyond its bounds: {message}")
+        raise _beyond(f"exceeds a limit: {message}")
     raise TemplateFailed(f"{kind}: {message}")
 
 
@@ -91,30 +90,30 @@ def _render_all(*, conversations: Sequence[Any], **arguments: Any) -> tuple[list
     return [render({"conversations": [one], **arguments}) for one in conversations], []
 
 
-def _start() -> Pipe:
+def _start() -> Child:
     try:
-        pipe = Pipe("novarl.models.rendering")
+        child = Child("novarl.models.rendering")
     except OSError as error:
-        what = f"no process for the chat template could be started: {error.strerror or error}"
+        what = f"cannot start the process for chat templates: {error.strerror or error}"
         raise NovaError(what, fix="close other programs") from error
     deadline = time.monotonic() + START_LIMIT
     try:
-        pipe.send({"memory": MEMORY}, deadline=deadline, cancelled=_never)
-        pipe.receive(deadline=deadline, cancelled=_never)
+        child.send({"memory": MEMORY}, deadline=deadline)
+        child.receive(deadline=deadline)
     except (TimeoutError, Died) as error:
-        pipe.kill()
-        why = error if isinstance(error, Died) else f"was not there after {START_LIMIT:g} s"
-        what = f"the process for the chat template {why}"
-        raise NovaError(what, fix="install novarl again, with transformers") from error
+        child.kill()
+        why = error if isinstance(error, Died) else f"did not start within {START_LIMIT:g} s"
+        what = f"the process for chat templates {why}"
+        raise NovaError(what, fix="reinstall novarl with transformers") from error
     except BaseException:
-        pipe.kill()
+        child.kill()
         raise
-    _pipes[os.getpid()] = pipe
-    return pipe
+    _children[os.getpid()] = child
+    return child
 
 
 def _end() -> None:
-    _pipes.pop(os.getpid()).kill()
+    _children.pop(os.getpid()).kill()
 
 
 def _beyond(what: str) -> NovaError:

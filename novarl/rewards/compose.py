@@ -50,12 +50,12 @@ class RewardSet:
         self.weights = dict(weights or {})
         self.time_limit = time_limit
         if not self.rewards:
-            raise NovaError("no reward is given", where="reward", fix="name one, as in reward=file.py:reward_fn")
+            raise NovaError("no reward is configured", where="reward", fix="set one, such as reward=file.py:reward_fn")
         for name, weight in self.weights.items():
             if name.partition("/")[0] not in self.rewards:
                 near = difflib.get_close_matches(name, self.rewards, n=1)
                 fix = f"did you mean {near[0]!r}?" if near else f"the rewards are {', '.join(self.rewards)}"
-                raise NovaError(f"the weight {name!r} names no reward", where="reward weights", fix=fix)
+                raise NovaError(f"the weight {name!r} does not match any reward", where="reward weights", fix=fix)
             if not math.isfinite(weight):
                 raise NovaError(
                     f"the weight of {name!r} is {weight}", where="reward weights", fix="use a finite number"
@@ -91,7 +91,7 @@ class RewardSet:
         sampling of the others. For one later call of `score`, in the same event loop."""
         return Begun(
             {
-                name: Early(partial(self.column, name), partial(getattr, reward, "room", 0))
+                name: Early(partial(self.column, name))
                 for name, reward in self.rewards.items()
                 if getattr(reward, "one_by_one", False)
             }
@@ -108,7 +108,7 @@ class RewardSet:
                 verdicts = list(await reward(rollouts))
         except Exception as error:  # noqa: BLE001 - any error of a reward is its rollouts' failure, kept with its cause
             late = isinstance(error, TimeoutError) and clock.expired()
-            reason = f"ran past its limit of {limit:g} s" if late else f"raised {type(error).__name__}: {error}"
+            reason = f"timed out after {limit:g} s" if late else f"raised {type(error).__name__}: {error}"
             return [Failure(reason, traceback.format_exc())] * len(rollouts)
         if len(verdicts) != len(rollouts):
             return [Failure(f"returned {len(verdicts)} scores for {len(rollouts)} rollouts")] * len(rollouts)

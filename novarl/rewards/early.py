@@ -13,49 +13,34 @@ Key = tuple[int, str, int]
 
 
 class Early:
-    """One reward's verdicts on rollouts that end one after another.
+    """One reward's verdicts on rollouts that end one after another: `ask` is called with those that have ended in the
+    same turn of the event loop. The reward decides how many calls it runs at the same time."""
 
-    ask:   called with those that have ended and are not asked for yet
-    room:  how many rollouts the reward could begin with at once, beside those that it has. Where that is none, those
-           that end wait for the first call to return
-
-    How many rollouts a call has depends on the clock; a reward that looks at one at a time says the same whoever comes
-    with it.
-    """
-
-    def __init__(
-        self, ask: Callable[[Sequence[Rollout]], Awaitable[Sequence[Verdict]]], room: Callable[[], int]
-    ) -> None:
-        self._ask, self._room = ask, room
+    def __init__(self, ask: Callable[[Sequence[Rollout]], Awaitable[Sequence[Verdict]]]) -> None:
+        self._ask = ask
         self._ended: list[Rollout] = []
+        self._asked: list[asyncio.Task[None]] = []
         self._verdicts: dict[Key, Verdict] = {}
-        self._asking: list[asyncio.Task[None]] = []
-        self._calls = 0
-        """Tasks that will look again for rollouts that have ended. A task counts itself out in the same breath as its
-        last look: no rollout can fall between."""
 
     def add(self, rollout: Rollout) -> None:
+        if not self._ended:
+            self._asked.append(asyncio.get_running_loop().create_task(self._score()))
         self._ended.append(rollout)
-        if self._calls == 0 or self._room() > 0:
-            self._calls += 1
-            self._asking.append(asyncio.get_running_loop().create_task(self._drain()))
 
     async def of(self, rollouts: Sequence[Rollout]) -> Sequence[Verdict]:
         """The verdicts on these rollouts, each of which was added."""
-        await asyncio.gather(*self._asking)
+        await asyncio.gather(*self._asked)
         return [self._verdicts[_key(rollout)] for rollout in rollouts]
 
-    async def _drain(self) -> None:
-        while ended := self._ended:
-            self._ended = []
-            verdicts = await self._ask(ended)
-            self._verdicts |= {_key(rollout): verdict for rollout, verdict in zip(ended, verdicts, strict=True)}
-        self._calls -= 1
+    async def _score(self) -> None:
+        ended, self._ended = self._ended, []
+        verdicts = await self._ask(ended)
+        self._verdicts |= {_key(rollout): verdict for rollout, verdict in zip(ended, verdicts, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What was begun of the rollouts of one step: by reward, those that look at one rollout at a time."""
+    """The scoring of one step that has begun: by reward, for those that look at one rollout at a time."""
 
     columns: Mapping[str, Early]
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from novarl.core.errors import NovaError
-from novarl.rewards.lane import Call, Function
+from novarl.rewards.loaded_file import Call, Function
 from novarl.rewards.services import Services
+from novarl.rewards.user_code import failure, is_async, plain
 from novarl.rewards.verdict import Failure
-from novarl.rewards.worker import failure, is_async, plain
 
 
 class InProcess:
@@ -26,8 +26,8 @@ class InProcess:
     def __init__(self, function: Callable[..., Any], *, time_limit: float) -> None:
         self.time_limit = time_limit
         self._function = function
-        late = f"ran past its limit of {time_limit:g} s and cannot be ended in this process"
-        self.late = Failure(f"{late}; write it into a file and name it, reward='file.py:name', to have it ended")
+        late = f"timed out after {time_limit:g} s, and cannot be stopped because it runs in the training process"
+        self.late = Failure(f"{late}; move it to a file (reward='file.py:name') to have it stopped")
 
     def describe(self) -> Function:
         """The function as its parameters say. NovaError where they cannot be read."""
@@ -35,7 +35,9 @@ class InProcess:
         try:
             parameters = inspect.signature(self._function).parameters.values()
         except (TypeError, ValueError) as error:
-            raise NovaError(f"{name} does not say what it takes", where="reward", fix="wrap it in a def") from error
+            raise NovaError(
+                f"{name} has no readable signature", where="reward", fix="wrap it in a function with named parameters"
+            ) from error
         code = getattr(inspect.unwrap(self._function), "__code__", None)
         where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else name
         described = tuple((one.name, one.kind.name, one.default is not one.empty) for one in parameters)
@@ -50,12 +52,9 @@ class InProcess:
             results += await self._in_thread(calls[len(results) :])
         return results
 
-    def hurries(self, function: Function) -> bool:
-        """Never while others are sampled: a thread would take the sampler's turns."""
+    def begins_early(self, function: Function) -> bool:
+        """Never while others are sampled: a thread would take the interpreter from the sampler."""
         return False
-
-    def room(self, function: Function) -> int:
-        return 0
 
     def close(self) -> None: ...
 

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from novarl.core.types import Rollout
-from novarl.rewards.lane import Call
+from novarl.rewards.loaded_file import Call
 from novarl.rewards.per_rollout import by_answer
-from novarl.rewards.process import UserProcess
 from novarl.rewards.user_file import TIME_LIMIT
+from novarl.rewards.user_process import UserProcess
 from novarl.rewards.verdict import Failure, Verdict
 
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d)\.?)(?:[eE][-+]?\d{1,3})?"
@@ -101,7 +101,7 @@ def correct(text: str, answer: Any, *, tolerance: float = 0.0) -> float | None:
     """
     expected = _expected(str(answer)) if answer is not None else []
     if not expected:
-        raise ValueError(f"the row's reference answer {answer!r} holds no answer")
+        raise ValueError(f"the row's reference answer {answer!r} contains no answer")
     given, marked = extract(text), _marked(text) is not None
     found = [grade(given, one, tolerance=tolerance) for one in expected] if given is not None else []
     if any(found) or (not marked and parse(expected[0]) is None and _ends_with(text, expected[0])):

@@ -101,7 +101,7 @@ class ModelReward:
             last = max((i for i, turn in enumerate(rollout.messages) if turn["role"] == "assistant"), default=-1)
             messages = rollout.messages[: last + 1]
         if not messages:
-            return Failure("the conversation holds no answer")
+            return Failure("the conversation has no answer")
         templated = self.apply_chat_template and not self.plain
         # What the policy's template was fixed to is not for this one.
         row = {name: given for name, given in rollout.prompt.template_kwargs.items() if name != "chat_template"}
@@ -142,7 +142,7 @@ def load_model_reward(
         where_settings = str(folder / SETTINGS)
         raise NovaError("template_kwargs is not an object", where=where_settings, fix="copy or save the model again")
     if chat and not plain and not policy.tokenizer.chat_template:
-        what = "the reward model was trained with a chat template, and its tokenizer has none"
+        what = "the reward model was trained with a chat template, but its tokenizer has none"
         fix = "copy or save the model again, with chat_template.jinja"
         raise NovaError(what, where=where or f"reward=model:{place}", fix=fix)
     return ModelReward(policy, model, apply_chat_template=chat, plain=plain, template_kwargs=template_kwargs)
@@ -151,8 +151,8 @@ def load_model_reward(
 def load_implicit(place: str, where: str, *, device: str, trust: Trust = NOTHING) -> ModelReward:
     """The implicit reward model in `place`. NovaError, at `where`: there is none."""
     if (_folder(place, where) / VALUE_HEAD).is_file():
-        what = "this reward model has a scalar head, and says nothing of single tokens"
-        raise NovaError(what, where=where, fix="name a run of novarl rm loss=implicit_ce (or _dpo, _kto)")
+        what = "this reward model has a scalar head and does not score single tokens"
+        raise NovaError(what, where=where, fix="use a run of novarl rm with loss=implicit_ce (or _dpo, _kto)")
     return load_model_reward(place, device=device, where=where, trust=trust)
 
 
@@ -170,7 +170,7 @@ def _implicit(folder: Path, policy: Policy, settings: dict[str, Any], device: st
     beta, reference = _comparison(folder, settings)
     there = folder.resolve() / reference
     if not (there / "config.json").is_file():
-        what = f"the model that it is compared with is missing: {os.path.normpath(there)}"
+        what = f"its reference model is missing: {os.path.normpath(there)}"
         raise NovaError(
             what, where=str(folder), fix="copy the whole run, not only the model's folder, or train it again"
         )
@@ -195,13 +195,13 @@ def _folder(place: str, where: str) -> Path:
     """Where the files of the model lie."""
     given = Path(place).expanduser()
     if not place or not given.is_dir():
-        fix = "name a run of novarl rm, or the folder of its model, such as runs/rm"
-        raise NovaError("there is no such folder", where=where, fix=fix)
+        fix = "use a run of novarl rm, such as runs/rm, or its model folder"
+        raise NovaError("no such folder", where=where, fix=fix)
     inside = (given, given / "model", given / "checkpoints" / "latest" / "model")
     found = next((one for one in inside if (one / VALUE_HEAD).is_file() or "beta" in _settings(one)), None)
     if found is None:
         what = (
-            f"the folder holds no reward model: neither {VALUE_HEAD} nor the settings of an implicit one ({SETTINGS})"
+            f"the folder is not a reward model: it has neither {VALUE_HEAD} nor implicit-reward settings in {SETTINGS}"
         )
-        raise NovaError(what, where=where, fix="give a run of novarl rm")
+        raise NovaError(what, where=where, fix="use a run of novarl rm")
     return found

@@ -41,7 +41,7 @@ def by_answer(score: Callable[[str, Any], Score]) -> PerRollout:
 
 def _environment_reward(rollout: Rollout) -> float:
     if "env_reward" not in rollout.info:
-        raise ValueError("the environment gave no reward in this episode: interact must return {'reward': ...}")
+        raise ValueError("the environment returned no reward in this episode: interact must return {'reward': ...}")
     return float(rollout.info["env_reward"])
 
 

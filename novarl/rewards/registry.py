@@ -60,7 +60,7 @@ def find_reward(
     for anything else."""
     if source == "math":
         if columns is not None and "answer" not in columns:
-            what = "compares with a reference answer, and the data has no column 'answer'"
+            what = "needs a reference answer, but the data has no column 'answer'"
             raise NovaError(what, where="reward=math", fix=lacking_fix("answer", columns))
         return math(time_limit=time_limit, **(options or {}))
     if source in REWARDS:
@@ -78,7 +78,7 @@ def find_reward(
         if source.startswith("get_"):
             name, line = "NAME", f"{line}; NAME = {source}(...)"
         fix = f"{_OF_TRL[source]}set reward=file.py:{name}, in a file with `{line}`"
-        raise NovaError(f"TRL's {source} is not built in", where="reward", fix=fix)
+        raise NovaError(f"TRL's reward {source} is not built in", where="reward", fix=fix)
     near = difflib.get_close_matches(source, REWARDS, n=1, cutoff=0.5)
-    fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(REWARDS)}, file.py:name, or model:FOLDER"
+    fix = f"did you mean {near[0]}?" if near else f"use one of {', '.join(REWARDS)}, file.py:name, or model:FOLDER"
     raise NovaError(f"unknown reward {source!r}", where="reward", fix=fix)

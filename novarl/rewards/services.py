@@ -35,7 +35,7 @@ class TrainerState:
         self.global_step, self.max_steps = global_step, max_steps
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"trainer_state has global_step and max_steps here, and no {name!r}")
+        raise AttributeError(f"trainer_state has only global_step and max_steps, not {name!r}")
 
 
 class Services:

@@ -41,10 +41,14 @@ def overlong(*, max_completion_len: int | None = None, soft_punish_cache: int | 
     name = "get_soft_overlong_punishment"
     if max_completion_len is None or soft_punish_cache is None:
         fix = f"set reward.{name}.max_completion_len and reward.{name}.soft_punish_cache, in tokens"
-        raise NovaError("has no limits", where=f"reward={name}", fix=fix)
+        raise NovaError("max_completion_len and soft_punish_cache are required", where=f"reward={name}", fix=fix)
     if soft_punish_cache > max_completion_len:
         what = f"soft_punish_cache={soft_punish_cache} exceeds max_completion_len={max_completion_len}"
-        raise NovaError(what, where=f"reward.{name}", fix="the punishment begins so many tokens before the limit")
+        raise NovaError(
+            what,
+            where=f"reward.{name}",
+            fix="the penalty begins soft_punish_cache tokens before the limit",
+        )
     longest, cache = max_completion_len, soft_punish_cache
     return PerRollout(lambda rollout: soft_overlong(len(sampled(rollout)), longest=longest, cache=cache))
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from novarl.core.errors import NovaError
 from novarl.core.types import Rollout
 from novarl.data.formats import at_path
-from novarl.rewards.lane import Call, Function
+from novarl.rewards.loaded_file import Call, Function
 from novarl.rewards.services import NAMES as SERVICES
 
 CONVERSATION = ("messages", "conversation")
@@ -37,7 +37,7 @@ REFERENCES = (
 """What data sets call the right answer, the likeliest name first."""
 _VERL = {"ground_truth": "reward_model.ground_truth"}
 _NEITHER = (
-    "name it messages (the conversation), completion or response (text), or completions (a batch, as TRL has it): "
+    "name it messages (the conversation), completion or response (text), or completions (TRL's form, a batch): "
     "reward_fn(messages, answer), reward_fn(completion, answer) or reward_func(completions, **columns)"
 )
 
@@ -102,8 +102,8 @@ class Signature:
                 if name == "environments":
                     fix = "environments of TRL's environment_factory are not supported: use rollout.env_path"
                 elif name == "answer":
-                    fix += "; if the reward needs none, write answer=None"
-                what = f"{self.function.name} needs a column {name!r}, which the data does not have"
+                    fix += "; if the reward does not need it, write answer=None"
+                what = f"{self.function.name} needs the column {name!r}, which the data does not have"
                 raise NovaError(what, where=self.function.where, fix=fix)
 
     def _call(self, given: Mapping[str, Any], rest: Mapping[str, Any]) -> Call:
@@ -140,7 +140,7 @@ def signature(function: Function) -> Signature:
         for name in named
         if (found := difflib.get_close_matches(name, (*CONVERSATION, *TEXT, *BATCH), n=1, cutoff=0.8))
     ]
-    fix = f"did you mean {near[0][1]!r} by {near[0][0]!r}? " if near else ""
+    fix = f"did you mean {near[0][1]!r} instead of {near[0][0]!r}? " if near else ""
     what = f"{function.name}({shown}) has no parameter for the policy's answer"
     raise NovaError(what, where=function.where, fix=fix + _NEITHER)
 
@@ -150,13 +150,13 @@ def lacking_fix(name: str, columns: Collection[str]) -> str:
     near = nearest(name, columns)
     shown = ", ".join(sorted(column for column in columns if "." not in column)) or "none"
     if near is None:
-        return f"the columns beside the prompt are: {shown}"
+        return f"columns besides the prompt: {shown}"
     if name == "answer":
-        return f"did you mean the column {near!r}? set answer_key={near}; the columns beside the prompt are: {shown}"
+        return f"did you mean the column {near!r}? set answer_key={near}; columns besides the prompt: {shown}"
     if near == "answer" or "." in near:
         key = "" if near == "answer" else f"set answer_key={near} and "
-        return f"did you mean {near!r}? {key}name the parameter answer; the columns beside the prompt are: {shown}"
-    return f"did you mean {near!r}? name the parameter so; the columns beside the prompt are: {shown}"
+        return f"did you mean {near!r}? {key}rename the parameter to answer; columns besides the prompt: {shown}"
+    return f"did you mean {near!r}? rename the parameter; columns besides the prompt: {shown}"
 
 
 def nearest(name: str, columns: Collection[str]) -> str | None:

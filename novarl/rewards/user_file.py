@@ -18,11 +18,11 @@ from typing import Any
 from novarl.core.errors import NovaError
 from novarl.core.types import Rollout
 from novarl.rewards.in_process import InProcess
-from novarl.rewards.lane import Call, Function
-from novarl.rewards.process import UserProcess
+from novarl.rewards.loaded_file import Call, Function
 from novarl.rewards.progress import Progress
 from novarl.rewards.services import EXTRA, METRICS, VALUE, request
 from novarl.rewards.signature import signature
+from novarl.rewards.user_process import UserProcess
 from novarl.rewards.verdict import Failure, Logged, Verdict
 
 TIME_LIMIT = 10.0
@@ -42,15 +42,8 @@ class FileReward:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether rollouts are judged while others are still sampled: by a function that takes one at a time, and long
-        enough, as is known of one that has answered before. One that never has may hang on all of them, which a whole
-        batch finds out in one limit."""
-        return self.signature.form == "row" and self._process.hurries(self.function)
-
-    @property
-    def room(self) -> int:
-        """How many more rollouts could be judged at once, beside those that are."""
-        return self._process.room(self.function)
+        """Whether each rollout is scored as soon as it has ended, while others are still sampled."""
+        return self.signature.form == "row" and self._process.begins_early(self.function)
 
     async def __call__(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
         if self.signature.form == "row":

@@ -179,16 +179,18 @@ REWARDS = {
         {"mine.py": REWARD},
     ),
     "reward file raises": Case(
-        "rl ON_TASK reward=mine.py:f", "mine.py:2: importing it raised ZeroDivisionError", {"mine.py": "\n1 / 0\n"}
+        "rl ON_TASK reward=mine.py:f", "mine.py:2: import failed with ZeroDivisionError", {"mine.py": "\n1 / 0\n"}
     ),
     "reward file is not Python": Case(
         "rl ON_TASK reward=mine.py:f", "mine.py:1: SyntaxError", {"mine.py": "def f(:\n"}
     ),
     "reward file exits": Case(
-        "rl ON_TASK reward=mine.py:f", "mine.py:1: importing it raised SystemExit", {"mine.py": "exit()"}
+        "rl ON_TASK reward=mine.py:f", "mine.py:1: import failed with SystemExit", {"mine.py": "exit()"}
     ),
     "reward file dies": Case(
-        "rl ON_TASK reward=mine.py:f", "mine.py: importing it ended its process", {"mine.py": "import os; os._exit(1)"}
+        "rl ON_TASK reward=mine.py:f",
+        "mine.py: import failed: the process exited with code 1",
+        {"mine.py": "import os; os._exit(1)"},
     ),
     "reward of the wrong signature": Case(
         "rl ON_TASK reward=mine.py:f",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from novarl.rewards.user_process import MOST_HANGS, MOST_WORKERS
 from tests.compose.harness import (
     ON_TASK,
     RL,
@@ -29,7 +30,7 @@ STRANGE = {
     "infinity": "returned inf",
     "text": "returned '1.0', a str, not a number",
     "exit": "raised SystemExit: 3",
-    "die": "ended its process with exit code 3",
+    "die": "exited with code 3",
 }
 """What the reward below does for some answers, and what is said of it."""
 REWARD = """
@@ -138,11 +139,11 @@ def test_a_reward_that_hangs_once_costs_one_rollout_and_its_limit(tmp_path: Path
     assert (first["failed_rollouts"], second["failed_rollouts"]) == (1, 0)
     assert first["time/reward_s"] >= limit
     (event,) = events(again, "failed_rollout")
-    assert event["error"] == "reward 'reward_fn' ran past its limit of 1 s and was stopped"
+    assert event["error"] == "reward 'reward_fn' timed out after 1 s and was stopped"
 
 
 @pytest.mark.parametrize("form", ["reward_fn", "batch"])
-def test_a_reward_that_always_hangs_costs_its_step_one_limit(tmp_path: Path, form: str) -> None:
+def test_a_reward_that_always_hangs_costs_its_step_a_few_limits(tmp_path: Path, form: str) -> None:
     limit, reward = 1.0, write_reward(tmp_path, HANG)
     data = write_rows(tmp_path / "rows.jsonl", questions(9))
     words = (
@@ -152,12 +153,14 @@ def test_a_reward_that_always_hangs_costs_its_step_one_limit(tmp_path: Path, for
         f"run_dir={tmp_path / 'run'}",
     )
     ended = novarl("rl", *RL, *words, "prompts_per_rollout=9")
-    assert ended.code == 2 and ended.err.count("\n") == 1 and "ran past its limit of 1 s" in ended.err
+    assert ended.code == 2 and ended.err.count("\n") == 1 and "timed out after 1 s" in ended.err
     failed = events(tmp_path / "run", "failed_rollout")
     assert len(failed) == 18, "why they failed is told, though nothing was learnt"
-    given_up = ["was given up: other calls before it ran past its limit of 1 s" in event["error"] for event in failed]
-    waited_for = {"reward_fn": [0, 17], "batch": list(range(18))}[form]  # side by side; in one call
-    assert [place for place, given in enumerate(given_up) if not given] == waited_for
+    skipped = sum("was skipped: calls before it timed out after 1 s" in event["error"] for event in failed)
+    if form == "batch":  # in one call
+        assert skipped == 0
+    else:
+        assert 18 - (MOST_HANGS + MOST_WORKERS) < skipped <= 18 - MOST_HANGS
 
 
 @pytest.mark.parametrize("command", ["rl", "sft", "eval"])

@@ -302,10 +302,10 @@ def test_a_reward_model_is_no_policy(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("model:nowhere", "there is no such folder"),
-        ("model:", "there is no such folder"),
-        ("model:policy", "the folder holds no reward model"),
-        ("model:lone", "the model that it is compared with is missing: "),
+        ("model:nowhere", "no such folder"),
+        ("model:", "no such folder"),
+        ("model:policy", "the folder is not a reward model"),
+        ("model:lone", "its reference model is missing: "),
     ],
 )
 def test_what_is_no_reward_model_is_refused(source: str, words: str, folder: Path) -> None:
@@ -408,7 +408,7 @@ def test_prime_starts_from_an_implicit_model(folder: Path, frozen: bool) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("prime.model=nowhere",), "prime.model=nowhere: there is no such folder"),
+        (("prime.model=nowhere",), "prime.model=nowhere: no such folder"),
         (("prime.model=head",), "prime.model=head: this reward model has a scalar head"),
         (("prime.lr=0",), "prime.lr: a model that starts as its reference and does not learn"),
     ],

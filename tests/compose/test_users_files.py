@@ -78,7 +78,7 @@ def test_a_column_that_the_data_lacks_is_refused_before_the_run(tmp_path: Path, 
     for file, name, column in ((data, "needs", "solution"), (bare, "answered", "answer")):
         ended = novarl(command, *more, f"data={file}", f"reward={mine}:{name}", f"run_dir={tmp_path / 'run'}")
         assert ended.code == 2 and ended.err.count("\n") == 1
-        assert f"{name} needs a column '{column}', which the data does not have" in ended.err
+        assert f"{name} needs the column '{column}', which the data does not have" in ended.err
     assert snapshot(tmp_path) == before
 
 
@@ -87,7 +87,7 @@ def test_a_column_that_only_the_held_out_rows_lack_is_refused_too(tmp_path: Path
     held_out = write_rows(tmp_path / "held_out.jsonl", rows("texts"))
     words = (f"data={data}", f"eval.data={held_out}", f"reward={mine}:needs", f"run_dir={tmp_path / 'run'}")
     ended = novarl("rl", *RL, *words)
-    assert ended.code == 2 and "needs a column 'solution'" in ended.err
+    assert ended.code == 2 and "needs the column 'solution'" in ended.err
 
 
 def tools(folder: Path, *, hang: bool) -> tuple[str, Path]:
@@ -114,7 +114,7 @@ def test_interact_has_the_limit_of_the_rewards(tmp_path: Path) -> None:
     data, (env, seen) = write_rows(tmp_path / "rows.jsonl", rows("texts")), tools(tmp_path, hang=True)
     words = ("model=tiny", "eval.n=4", "rollout.max_tokens=4", f"data={data}", env, "rollout.reward_timeout=0.5")
     ended = novarl("eval", *words, f"run_dir={tmp_path / 'run'}")
-    assert ended.code == 2 and "ran past its limit of 0.5 s" in ended.err
+    assert ended.code == 2 and "timed out after 0.5 s" in ended.err
     assert 0 < len(list(seen.iterdir())) <= 4 and not running(seen), "a process for each that was waited for"
 
 

@@ -76,9 +76,9 @@ def test_a_call_in_the_last_turn_is_cut_off(path, tokenizer, scripted, ask) -> N
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("hang;", "ran past its limit of 0.5 s"),
+        ("hang;", "timed out after 0.5 s"),
         ("raise;", "broken tool"),
-        ("shape;", "not a message with a role"),
+        ("shape;", "not a message with content and a role"),
         ("number;", "returned 3, not a list of messages"),
     ],
 )
@@ -91,8 +91,8 @@ def test_a_failing_tool_fails_its_episode(path, tokenizer, scripted, ask, line: 
     ("code", "what"),
     [
         ("def reward_fn(messages, answer): return 1", "has no function 'interact'"),
-        ("def interact(): return []", "interact takes the messages"),
-        ("def interact(messages, tools): return []", "interact takes the messages"),
+        ("def interact(): return []", "interact must take the messages"),
+        ("def interact(messages, tools): return []", "interact must take the messages"),
         ("import nowhere_to_be_found", "ModuleNotFoundError"),
     ],
 )
@@ -138,7 +138,9 @@ def test_an_environment_may_score(tmp_path: Path, tokenizer, scripted, ask, line
     assert scored.reward == reward
 
 
-@pytest.mark.parametrize(("line", "why"), [("shape;", "returned 'score'; it may"), ("number;", "the reward '1', not")])
+@pytest.mark.parametrize(
+    ("line", "why"), [("shape;", "returned the key 'score'; allowed are"), ("number;", "the reward '1', not")]
+)
 def test_a_score_that_is_none_fails_its_episode(tmp_path: Path, tokenizer, scripted, ask, line: str, why: str) -> None:
     file = tmp_path / "scoring.py"
     file.write_text(SCORING)
@@ -178,9 +180,9 @@ def test_a_tool_that_always_hangs_is_not_waited_for_in_every_episode(tmp_path: P
     for _ in range(2):  # also in the next rollout phase, which has another event loop
         found = ask_together(tools, 24)
         assert all(isinstance(error, ToolFailed) for error in found)
-        waited = [str(error) for error in found if "was given up" not in str(error)]
+        waited = [str(error) for error in found if "was skipped" not in str(error)]
         assert len(waited) <= 4, "the first, and the first and the last of those that came while it was busy"
-        assert all("ran past its limit of 1 s and was stopped" in said for said in waited)
+        assert all("timed out after 1 s and was stopped" in said for said in waited)
     tools.close()
 
 

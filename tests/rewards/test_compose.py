@@ -130,7 +130,7 @@ def test_a_reward_that_waits_too_long_is_ended(say) -> None:
         return [1.0]
 
     (only,) = score(RewardSet({"r": slow}, time_limit=0.05), [say("x")])
-    assert only.reward is None and "ran past its limit of 0.05 s" in only.error
+    assert only.reward is None and "timed out after 0.05 s" in only.error
 
 
 def test_a_timeout_inside_a_reward_is_not_called_our_limit(say) -> None:
@@ -176,7 +176,7 @@ def test_rewards_are_asked_at_the_same_time(say) -> None:
 @pytest.mark.parametrize(
     ("rewards", "weights", "what"),
     [
-        ({}, {}, "no reward is given"),
+        ({}, {}, "no reward is configured"),
         ({"length": giving()}, {"lenght": 1.0}, "did you mean 'length'"),
         ({"length": giving()}, {"length": math.nan}, "the weight of 'length' is nan"),
     ],
@@ -190,4 +190,4 @@ def test_the_environment_own_reward(say) -> None:
     given = replace(say("x"), info={"env_reward": 2.5})
     good, bad = score(RewardSet({"environment": environment}), [given, say("y")])
     assert good.reward == 2.5
-    assert bad.reward is None and "gave no reward" in bad.error
+    assert bad.reward is None and "returned no reward" in bad.error

@@ -143,7 +143,7 @@ def test_plain_numbers_agree_as_math_verify_says() -> None:
 def test_a_row_without_an_answer_fails_and_is_not_wrong(say) -> None:
     found = asyncio.run(math.math()([say("#### 5", "#### 5"), say("#### 5", None), say("nothing", 5), say("5", 5.0)]))
     assert [found[0], found[2], found[3]] == [1.0, 0.0, 1.0]
-    assert "ValueError" in str(found[1]) and "holds no answer" in str(found[1])
+    assert "ValueError" in str(found[1]) and "contains no answer" in str(found[1])
 
 
 @pytest.mark.parametrize(
@@ -258,17 +258,12 @@ def test_numbers_need_no_process(say) -> None:
 
 def test_a_comparison_that_does_not_end_fails_its_own_rollout(say) -> None:
     """The integral has no closed form that SymPy finds soon; the answers after it are scored, by a fresh process."""
-    reward = math.math(time_limit=60.0)
-    assert asyncio.run(reward([say(r"\boxed{\frac12}", "1/2")])) == [1.0]
-    process = reward._process
-    assert process is not None
-    lane, before = process._crew.first.lane, process._crew.first.lane._pipe
-    lane.time_limit, lane.late = 0.5, Failure("ran past its limit of 0.5 s and was stopped")
+    reward = math.math(time_limit=4.0)
     hard = rf"\boxed{{\int_0^1 {'+'.join(rf'x^{{x^{n}}}' for n in range(1, 9))} dx}}"
-    assert asyncio.run(reward([say(hard, "5")])) == [lane.late]
-    assert before is not None and before.ended
-    lane.time_limit = 60.0
-    assert asyncio.run(reward([say(r"\boxed{\frac12}", "1/2"), say(r"\boxed{\frac12}", "1/3")])) == [1.0, 0.0]
+    half = say(r"\boxed{\frac12}", "1/2")
+    late = Failure("timed out after 4 s and was stopped")
+    found = asyncio.run(reward([half, say(hard, "5"), half, say(r"\boxed{\frac12}", "1/3")]))
+    assert found == [1.0, late, 1.0, 0.0]
     reward.close()
 
 

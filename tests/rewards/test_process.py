@@ -1,4 +1,4 @@
-"""The worker process itself: it does not block, leaves nothing behind, and starts at once."""
+"""The child process itself: it does not block, leaves nothing behind, and starts at once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from novarl.processes.pipe import Died, Pipe
-from novarl.rewards.process import UserProcess
+from novarl.processes.child import Child, Died
+from novarl.rewards.user_process import UserProcess
 from novarl.rewards.verdict import Failure
 
 CODE = """
@@ -185,7 +185,7 @@ def test_close_and_garbage_collection_end_the_worker(write) -> None:
 PARENT = """
 import asyncio, sys, time
 from pathlib import Path
-from novarl.rewards.process import UserProcess
+from novarl.rewards.user_process import UserProcess
 process = UserProcess(Path(sys.argv[1]), time_limit=300)
 print(asyncio.run(process.call(process.function("pid"), [((), {{}})]))[0], flush=True)
 {then}
@@ -211,7 +211,7 @@ def test_no_worker_outlives_its_parent(write, then: str, number: int | None) -> 
 PARENT_OF_MANY = """
 import asyncio, sys
 from pathlib import Path
-from novarl.rewards.process import UserProcess
+from novarl.rewards.user_process import UserProcess
 process = UserProcess(Path(sys.argv[1]), time_limit=300)
 asyncio.run(process.call(process.function("hold"), [((sys.argv[2],), {})]))
 """
@@ -251,7 +251,7 @@ def parent_of(pid: int) -> int:
 
 def holds(path: Path) -> bool:
     """Whether this process is the worker and not one of the children that it started."""
-    return b"novarl.rewards.worker" in Path(f"/proc/{path.name}/cmdline").read_bytes()
+    return b"novarl.rewards.user_code" in Path(f"/proc/{path.name}/cmdline").read_bytes()
 
 
 def test_a_session_that_a_reward_has_started_ends_with_a_clean_end_too(write) -> None:
@@ -266,7 +266,7 @@ def test_a_reply_that_the_users_code_wrote_is_not_believed(write) -> None:
     for kind, begins in (("plain", '{"call": 0'), ("framed", "00000000")):
         forged, honest = call(process, "forge", kind), call(process, "echo", 2)
         assert isinstance(forged[0], Failure) and honest == [2]
-        assert forged[0].reason.startswith(f"wrote to the pipe of replies, which is not its own: b'{begins}")
+        assert forged[0].reason.startswith(f"wrote to the pipe that is reserved for replies: b'{begins}")
     process.close()
 
 
@@ -274,7 +274,7 @@ def test_a_value_that_is_too_large_fails_its_own_call(write) -> None:
     process = UserProcess(write(CODE), time_limit=60)
     small, large, after = call(process, "large", 3, 65_000_000, 4)
     assert (small, after) == ("xxx", "xxxx")
-    assert isinstance(large, Failure) and large.reason == "returned 65.0 MB, and a reply may have 64 MB"
+    assert isinstance(large, Failure) and large.reason == "returned a value of 65.0 MB; the limit for a reply is 64 MB"
     (failed,) = call(process, "fails", 65_000_000)
     process.close()
     assert isinstance(failed, Failure) and len(failed.reason) < 25_000 and len(failed.traceback) < 25_000
@@ -305,30 +305,49 @@ def test_a_reward_has_the_users_environment_and_folder(write, monkeypatch: pytes
 
 
 class Spoken:
-    """A pipe whose replies the test writes."""
+    """A child whose replies the test writes: in the place of `main`, a program that hands over its output."""
 
-    def __init__(self) -> None:
-        self.pipe = Pipe("novarl.rewards.worker")
-        self.pipe._out, self.end = os.pipe()
-        self.secret, self.never = self.pipe._secret, threading.Event()
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "speaks.py").write_text(SPEAKS)
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.setenv("SPOKEN", str(folder / "replies"))
+        os.mkfifo(folder / "replies")
+        self.child = Child("speaks")
+        self.end = os.open(folder / "replies", os.O_WRONLY)
 
     def receive(self, seconds: float) -> dict[str, object]:
-        return self.pipe.receive(deadline=time.monotonic() + seconds, cancelled=self.never)
+        return self.child.receive(deadline=time.monotonic() + seconds)
+
+    def write(self, text: bytes) -> None:
+        """`%s` is the child's nonce."""
+        view = memoryview(text)
+        while view:
+            view = view[os.write(self.end, view) :]
+
+
+SPEAKS = """
+import os, sys
+nonce = sys.stdin.buffer.readline().strip()
+with open(os.environ["SPOKEN"], "rb", 0) as replies:
+    while piece := replies.read(1 << 16):
+        sys.stdout.buffer.write(piece.replace(b"%s", nonce))
+        sys.stdout.buffer.flush()
+"""
 
 
 @pytest.fixture
-def spoken() -> Iterator[Spoken]:
-    made = Spoken()
+def spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spoken]:
+    made = Spoken(tmp_path, monkeypatch)
     yield made
-    made.pipe.kill()
+    os.close(made.end)
+    made.child.kill()
 
 
-def test_the_limit_holds_while_a_reply_flows(spoken: Spoken, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spoken.pipe, "_wait", lambda *_, **__: None)  # there is always something to read
+def test_the_limit_holds_while_a_reply_flows(spoken: Spoken) -> None:
     size, written, ended = 1000, [], threading.Event()
 
     def drip() -> None:
-        os.write(spoken.end, b"%s %d\n" % (spoken.secret, size))
+        spoken.write(b"%%s %d\n" % size)
         while len(written) < size and not ended.wait(0.005):
             written.append(os.write(spoken.end, b" "))
 
@@ -341,39 +360,35 @@ def test_the_limit_holds_while_a_reply_flows(spoken: Spoken, monkeypatch: pytest
     assert 0 < len(written) < size, "it did not wait for the rest"
 
 
-def test_a_reply_in_pieces_is_read_without_copying_what_is_there(spoken: Spoken) -> None:
+def test_a_reply_in_pieces_is_put_together(spoken: Spoken) -> None:
+    """What has come before a time limit is not lost."""
     body = json.dumps({"value": "z" * 3_000_000}).encode()
-    whole = b"%s %d\n%b" % (spoken.secret, len(body), body)
-    buffer = spoken.pipe._unread
-    thread = threading.Thread(target=lambda: [os.write(spoken.end, whole[i : i + 7]) for i in range(0, 7000, 7)])
-    thread.start()
+    whole = b"%%s %d\n%b" % (len(body), body)
+    for begin in range(0, 700, 7):
+        spoken.write(whole[begin : begin + 7])
     with pytest.raises(TimeoutError):
-        spoken.receive(0.0)
-    thread.join()
-    thread = threading.Thread(target=lambda: os.write(spoken.end, whole[7000:]))
+        spoken.receive(0.2)
+    thread = threading.Thread(target=spoken.write, args=(whole[700:],))
     thread.start()
     assert len(str(spoken.receive(60.0)["value"])) == 3_000_000
     thread.join()
-    assert spoken.pipe._unread is buffer and not buffer
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"%s 99000000000\n", "sent a reply of 99000.0 MB; a reply may have 64 MB"),
-        (b"%s -5\n", "wrote to the pipe of replies"),
+        (b"%s 99000000000\n", "sent a reply of 99000.0 MB; the limit for a reply is 64 MB"),
+        (b"%s -5\n", "wrote to the pipe that is reserved for replies"),
         (b"%s 3\n{{{", "sent a reply that is not JSON: b'{{{'"),
         (b"%s 200001\n" + b"[" * 200_001, "sent a reply that is not JSON"),
-        (b"0" * 100, "wrote to the pipe of replies"),
+        (b"0" * 100, "wrote to the pipe that is reserved for replies"),
     ],
 )
 def test_what_is_no_reply_is_named(spoken: Spoken, line: bytes, said: str) -> None:
-    whole = line.replace(b"%s", spoken.secret)
-    thread = threading.Thread(target=os.write, args=(spoken.end, whole))
+    thread = threading.Thread(target=spoken.write, args=(line,))
     thread.start()
     with pytest.raises(Died, match=re.escape(said)):
         spoken.receive(60.0)
-    os.close(spoken.pipe._out)
     thread.join()
 
 
@@ -389,21 +404,3 @@ def test_rewards_and_their_worker_never_load_torch(write) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False [False]"
-
-
-def test_a_workers_memory_is_its_own(tmp_path: Path) -> None:
-    """What files back, such as libraries, is there once for all workers."""
-    (tmp_path / "file.py").write_text("def nothing(): pass")
-    pipe, never = Pipe("novarl.rewards.worker"), threading.Event()
-    try:
-        deadline = time.monotonic() + 30
-        pipe.send({"op": "load", "path": str(tmp_path / "file.py")}, deadline=deadline, cancelled=never)
-        assert "nothing" in pipe.receive(deadline=deadline, cancelled=never)["functions"]
-        lines = Path(f"/proc/{pipe.worker}/status").read_text().splitlines()
-        status = dict(line.split(":", 1) for line in lines)
-        assert pipe.worker != pipe.process.pid
-        own, whole = (1024 * int(status[name].split()[0]) for name in ("RssAnon", "VmRSS"))
-        used = pipe.used()
-        assert used is not None and abs(used[0] - own) < 2**20 < whole - own
-    finally:
-        pipe.kill()

@@ -58,7 +58,8 @@ def test_repetition_penalty(say, tokens: list[int], options: dict[str, Any], exp
 
 
 def test_limits_that_are_missing_or_contradict_each_other() -> None:
-    with pytest.raises(NovaError, match=f"reward={OVERLONG}: has no limits .set reward.{OVERLONG}.max_completion_len"):
+    required = "max_completion_len and soft_punish_cache are required"
+    with pytest.raises(NovaError, match=f"reward={OVERLONG}: {required} .set reward.{OVERLONG}.max_completion_len"):
         find_reward(OVERLONG, options={"max_completion_len": 9})
     with pytest.raises(NovaError, match="soft_punish_cache=10 exceeds max_completion_len=9"):
         find_reward(OVERLONG, options={"max_completion_len": 9, "soft_punish_cache": 10})

@@ -56,16 +56,16 @@ def score(reward: Any, rollouts: list[Rollout]) -> list[Scored]:
 def test_each_row_of_reward_fn_stands_alone(say, write) -> None:
     reward = load(f"{write(ROWS)}:reward_fn", time_limit=0.5)
     why = {
-        "hang": "ran past its limit of 0.5 s",
-        "sleep": "ran past its limit of 0.5 s",
+        "hang": "timed out after 0.5 s",
+        "sleep": "timed out after 0.5 s",
         "raise": "raised ValueError: this row is bad\nTraceback",
         "exit": "raised SystemExit: 3",
-        "crash": "ended its process with exit code 3",
+        "crash": "exited with code 3",
         "read": "raised EOFError",
         "none": "returned None",
         "nan": "returned nan",
         "str": "returned '1.0', a str, not a number",
-        "object": "a object",
+        "object": "of type object",
         "list": "a list, not a number",
     }
     texts = [text for bad in why for text in (bad, "ok")]
@@ -88,7 +88,7 @@ def test_a_row_may_give_several_rewards_by_name(say, write) -> None:
 def test_a_hanging_reward_is_ended_by_its_limit(say, write) -> None:
     reward = load(str(write(ROWS)), time_limit=1.0)
     (only,) = score(reward, [say("hang")])
-    assert only.reward is None and "ran past its limit of 1 s and was stopped" in str(only.error)
+    assert only.reward is None and "timed out after 1 s and was stopped" in str(only.error)
 
 
 ASYNC = """
@@ -114,13 +114,13 @@ def test_async_rows_run_together_and_fail_apart(say, write) -> None:
     reward = load(str(write(ASYNC)), time_limit=3.0)
     scored = score(reward, [say("twenty") for _ in range(20)] + [say("slow"), say("")])
     assert [item.reward for item in scored] == [1 / 6] * 20 + [None, None]
-    assert "ran past its limit" in str(scored[20].error) and "ZeroDivisionError" in str(scored[21].error)
+    assert "timed out after" in str(scored[20].error) and "ZeroDivisionError" in str(scored[21].error)
 
 
 def test_an_async_row_that_never_waits_is_found_out(say, write) -> None:
     reward = load(str(write(ASYNC)), time_limit=1.0)
     (only,) = score(load(str(write(ASYNC)), time_limit=1.0), [say("hang")])
-    assert only.reward is None and "ran past its limit of 1 s and was stopped" in str(only.error)
+    assert only.reward is None and "timed out after 1 s and was stopped" in str(only.error)
     scored = score(reward, [say("a"), say("hang"), say("ab")])
     assert [item.reward for item in scored] == [1.0, None, 0.5]
 
@@ -194,7 +194,7 @@ def test_trl_plain_prompts_give_plain_strings(say, write) -> None:
     [
         ("short", "returned 1 scores for 2 rollouts"),
         ("number", "returned 1.0, not a list of scores"),
-        ("hang", "ran past its limit of 0.3 s"),
+        ("hang", "timed out after 0.3 s"),
     ],
 )
 def test_a_failing_batch_fails_whole(say, write, name: str, why: str) -> None:
@@ -250,7 +250,7 @@ def test_a_file_that_does_not_import_is_refused_with_its_line(write, code: str, 
 
 
 def test_a_file_that_ends_the_process_while_importing(write) -> None:
-    assert "ended its process with exit code 5" in refused(str(write("import os\nos._exit(5)\n")))
+    assert "exited with code 5" in refused(str(write("import os\nos._exit(5)\n")))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_function_that_cannot_see_the_answer_is_refused_with_its_line(write, s
 
 def test_a_misspelt_parameter_is_recognised(write) -> None:
     message = refused(str(write("def reward_fn(mesages, answer):\n    return 1\n")))
-    assert "did you mean 'messages' by 'mesages'?" in message
+    assert "did you mean 'messages' instead of 'mesages'?" in message
 
 
 @pytest.mark.parametrize(
@@ -304,13 +304,13 @@ def test_columns_beside_the_answer_reach_a_function_of_one_rollout(say, write) -
     """)
     rollouts = [say("x", "4", level=2, topic="sums"), say("x", "5", level=3)]
     assert [item.reward for item in score(load(str(path)), rollouts)] == pytest.approx([2.11, 3.0])
-    assert "needs a column 'level'" in refused(str(path), columns=["answer", "topic"])
+    assert "needs the column 'level'" in refused(str(path), columns=["answer", "topic"])
 
 
 def test_a_text_parameter_beside_messages_is_a_column(say, write) -> None:
     path = write("def reward_fn(messages, response):\n    return float(messages[-1]['content'] == response)\n")
     assert score(load(str(path), columns=["response"]), [say("a", response="a")])[0].reward == 1.0
-    assert "needs a column 'response'" in refused(str(path), columns=[])
+    assert "needs the column 'response'" in refused(str(path), columns=[])
 
 
 VERL = """
@@ -331,7 +331,7 @@ def test_verl_compute_score_is_given_verl_columns(say, write) -> None:
         {"mine/score": 1.0, "mine/split": 1.0},
         {"mine/score": 0.0, "mine/split": 1.0},
     ]
-    assert "needs a column 'data_source'" in refused(f"{write(VERL)}:compute_score", columns=columns[1:])
+    assert "needs the column 'data_source'" in refused(f"{write(VERL)}:compute_score", columns=columns[1:])
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_verl_compute_score_is_given_verl_columns(say, write) -> None:
 def test_a_missing_answer_is_refused_with_the_nearest_column(write, columns: list[str], near: str) -> None:
     for form in ("messages, answer", "response, answer", "completions, answer, **kwargs"):
         message = refused(str(write(f"def reward_fn({form}):\n    return 0.0\n")), columns=columns)
-        assert "reward_fn needs a column 'answer', which the data does not have" in message
+        assert "reward_fn needs the column 'answer', which the data does not have" in message
         assert f"did you mean the column {near!r}? set answer_key={near}" in message, message
     with pytest.raises(NovaError, match=f"reward=math.*set answer_key={near}"):
         find_reward("math", columns=columns)
@@ -357,20 +357,20 @@ def test_a_missing_answer_is_refused_with_the_nearest_column(write, columns: lis
 
 def test_a_missing_answer_without_any_like_it(write) -> None:
     message = refused(str(write("def reward_fn(messages, answer):\n    return 0.0\n")), columns=["level"])
-    assert "the columns beside the prompt are: level; if the reward needs none, write answer=None" in message
+    assert "columns besides the prompt: level; if the reward does not need it, write answer=None" in message
 
 
 def test_a_column_that_the_data_lacks_is_refused(write) -> None:
     path = write("def reward_fn(completions, solution):\n    return [1.0 for _ in completions]\n")
-    assert "needs a column 'solution'" in refused(str(path), columns=["level"])
-    assert "did you mean 'answer'? name the parameter answer" in refused(str(path), columns=["answer"])
-    assert "did you mean 'solutions'? name the parameter so" in refused(str(path), columns=["solutions"])
-    assert "set answer_key=info.solution and name the parameter answer" in refused(
+    assert "needs the column 'solution'" in refused(str(path), columns=["level"])
+    assert "did you mean 'answer'? rename the parameter to answer" in refused(str(path), columns=["answer"])
+    assert "did you mean 'solutions'? rename the parameter" in refused(str(path), columns=["solutions"])
+    assert "set answer_key=info.solution and rename the parameter to answer" in refused(
         str(path), columns=["info", "info.solution"]
     )
     load(str(path), columns=["solution"]).close()
     path = write("def reward_fn(completions, answer):\n    return [1.0 for _ in completions]\n")
-    assert "needs a column 'answer'" in refused(str(path), columns=["level"])
+    assert "needs the column 'answer'" in refused(str(path), columns=["level"])
     path = write("def reward_fn(completions, solution=None, **columns):\n    return [1.0 for _ in completions]\n")
     load(str(path), columns=[]).close()
     path = write("def reward_fn(completions, environments):\n    return [1.0 for _ in completions]\n")
@@ -434,7 +434,7 @@ def test_trainer_state_says_how_far_the_run_is(say, write) -> None:
         reward = load(f"{write(SERVICES)}:{name}", columns=[], progress=progress)
         assert score(reward, [say("x")])[0].reward == expected
     (only,) = score(load(f"{write(SERVICES)}:other_state", columns=[]), [say("x")])
-    assert only.reward is None and "trainer_state has global_step and max_steps here, and no 'epoch'" in str(only.error)
+    assert only.reward is None and "trainer_state has only global_step and max_steps, not 'epoch'" in str(only.error)
 
 
 def test_what_a_reward_logs_is_kept_with_its_rollouts(say, write) -> None:

@@ -1,13 +1,13 @@
-"""The process in which a user's file runs: `python -m novarl.rewards.worker`, JSON in and out.
+"""The child process in which a user's file runs: `python -m novarl.rewards.user_code`, JSON in and out.
 
-It speaks through a `core.channel`. A thread reads the requests, so that it can be asked while the user's code runs.
+A thread reads the requests, so that one can be answered while the user's code runs.
 
-    {"op": "load", "path": P, "memory": bytes | null}    -> {"functions": {name: {...}}, "pid": N}
+    {"op": "load", "path": P, "memory": bytes | null}    -> {"functions": {name: {...}}}
                                                          | {"error": {what, where, fix}}
     {"op": "call", "function": F, "calls": [[args, kwargs], ...], "limit": seconds}
-                                                         -> {"call": i, "value": V} | {"call": i, "error": [reason,
-                                                         traceback]}, one each
-    {"op": "running"}                                    -> {"running": i | null}: which async call holds the event loop
+                                                         -> for each call {"call": i, "value": V}
+                                                            or {"call": i, "error": [reason, traceback]}
+    {"op": "running"}                                    -> {"running": i | null}, the call that blocks the loop
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import os
 import queue
 import resource
 import sys
@@ -35,22 +34,22 @@ if TYPE_CHECKING:
 Request = dict[str, Any]
 
 MOST_CHARACTERS = 20_000
-"""Of what an error says, and of its traceback's end."""
+"""Of an error's message, and of the end of its traceback."""
 
 
-class Worker:
+class UserCode:
     """Loads one file and calls its functions, several at once where they are async."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.module: ModuleType | None = None
 
     def serve(self) -> None:
         """Answer requests until told to stop. The event loop lives on between calls, as async clients expect."""
         threading.Thread(target=self._read, daemon=True).start()
-        while (request := self.waiting.get())["op"] != "stop":
+        while (request := self.waiting.get()) is not None:
             if request["op"] == "load":
                 self.reply(self.load(Path(request["path"]), request.get("memory")))
             else:
@@ -60,7 +59,7 @@ class Worker:
         try:
             self.channel.reply(message)
         except TooLarge as error:
-            self.channel.reply({"call": message["call"], "error": [f"returned {error}", ""]})
+            self.channel.reply({"call": message["call"], "error": [f"returned a value of {error}", ""]})
 
     def load(self, path: Path, memory: int | None = None) -> dict[str, Any]:
         if memory is not None:
@@ -74,12 +73,12 @@ class Worker:
             return {"error": _import_error(path, error)}
         functions = {name: thing for name, thing in vars(self.module).items() if callable(thing)}
         if any(map(is_async, functions.values())):
-            # More than half of what a start takes, and most files need none of it. The user's folder may hold a
-            # selectors.py, which is not meant.
+            # This is more than half of the time of a start, and most files do not need it. The user's folder, which may
+            # hold a selectors.py, is left out of the search.
             theirs, sys.path = sys.path, [place for place in sys.path if place != folder]
             importlib.import_module("asyncio")
             sys.path = theirs
-        return {"functions": {name: _describe(path, thing) for name, thing in functions.items()}, "pid": os.getpid()}
+        return {"functions": {name: _describe(path, thing) for name, thing in functions.items()}}
 
     def call(self, request: Request) -> None:
         function: Callable[..., Any] = getattr(self.module, request["function"])
@@ -106,7 +105,7 @@ class Worker:
                 self.reply({"call": index, "value": value})
             except BaseException as error:  # noqa: BLE001 - as above
                 late = isinstance(error, TimeoutError) and clock.expired()
-                reason = [f"ran past its limit of {limit:g} s", ""] if late else failure(error)
+                reason = [f"timed out after {limit:g} s", ""] if late else failure(error)
                 self.reply({"call": index, "error": reason})
 
         async def every() -> None:
@@ -122,6 +121,7 @@ class Worker:
                 self.reply({"running": self._running()})
             else:
                 self.waiting.put(request)
+        self.waiting.put(None)
 
     def _running(self) -> int | None:
         """Which async call computes at this moment."""
@@ -150,7 +150,7 @@ def plain(value: Any) -> Any:
         return [plain(part) for part in value]
     if isinstance(value, SupportsFloat):
         return float(value)
-    raise NoJSON(f"returned {value!r:.80}, a {type(value).__name__}")
+    raise NoJSON(f"returned {value!r:.80} of type {type(value).__name__}")
 
 
 def _import(path: Path) -> ModuleType:
@@ -165,7 +165,7 @@ def _import(path: Path) -> ModuleType:
 
 
 def _name(path: Path) -> str:
-    """What Python calls the file in its code and tracebacks, however the user wrote its path."""
+    """The file's name in Python's code objects and tracebacks, however the user wrote its path."""
     return str(path.absolute())
 
 
@@ -175,16 +175,16 @@ def _import_error(path: Path, error: BaseException) -> dict[str, str]:
         return {
             "what": f"{type(error).__name__}: {error.msg}",
             "where": f"{path}:{error.lineno}",
-            "fix": "mend the file",
+            "fix": "correct the file",
         }
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _name(path)]
     where = f"{path}:{lines[-1]}" if lines else str(path)
-    what = f"importing it raised {type(error).__name__}: {_short(error)}"
-    return {"what": what, "where": where, "fix": "the file must import on its own, as `python FILE` would"}
+    what = f"import failed with {type(error).__name__}: {_short(error)}"
+    return {"what": what, "where": where, "fix": "check that `python FILE` runs without errors"}
 
 
 def _describe(path: Path, thing: Any) -> dict[str, Any]:
-    """What the parent needs to know of a callable to recognise its form, without importing the file itself."""
+    """A callable as the parent needs it to recognise its form, without importing the file itself."""
     try:
         parameters = list(inspect.signature(thing).parameters.values())
     except (TypeError, ValueError):  # some C callables have no signature
@@ -198,7 +198,7 @@ def _describe(path: Path, thing: Any) -> dict[str, Any]:
 
 
 def is_async(thing: Any) -> bool:
-    """Whether calling it gives a coroutine."""
+    """Whether calling it returns a coroutine."""
     return inspect.iscoroutinefunction(thing) or inspect.iscoroutinefunction(getattr(thing, "__call__", None))  # noqa: B004
 
 
@@ -211,13 +211,13 @@ def failure(error: BaseException) -> list[str]:
 
 
 def _short(error: BaseException) -> str:
-    """What an error says, which may be the whole text that it is about."""
+    """An error's message, which may quote the whole text that it is about."""
     text = str(error)
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
 def main() -> None:
-    Worker(Channel()).serve()
+    UserCode(Channel()).serve()
 
 
 if __name__ == "__main__":

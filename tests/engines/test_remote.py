@@ -17,19 +17,10 @@ from torch import nn
 
 from novarl.core.errors import NovaError
 from novarl.engines.shared_weights import SharedWeights
-from novarl.processes import worker as workers
-from novarl.processes.worker import Worker
+from novarl.processes.remote import RemoteObject
 
-
-@pytest.fixture(params=["fork", "fresh"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both kinds of process; nothing here computes, so that a fork is whole for all that this one has threads."""
-    found: str = request.param
-    monkeypatch.setattr(workers, "_has_one_thread", lambda: found == "fork")
-    return found
-
-
-both = pytest.mark.usefixtures("kind")
+both = pytest.mark.parametrize("fork", [True, False], ids=["fork", "fresh"])
+"""Both kinds of child; nothing here computes, so that this process can be forked although it has threads."""
 
 
 class Odd(Exception):
@@ -64,10 +55,10 @@ class Part:
         Path(self.folder, "closed").touch()
 
 
-def worker(folder: object) -> Worker:
-    worker = Worker(what="the part", fix="start it again", environ={"MINE": "yes"})
-    worker.make(Part, str(folder))
-    return worker
+def remote(folder: object, fork: bool) -> RemoteObject:
+    made = RemoteObject(what="the part", fix="start it again", environ={"MINE": "yes"}, fork=fork)
+    made.make(Part, str(folder))
+    return made
 
 
 def gone(pid: int) -> bool:
@@ -78,10 +69,10 @@ def gone(pid: int) -> bool:
 
 
 @both
-def test_values_and_errors_come_back(tmp_path: Path) -> None:
-    part = worker(tmp_path)
+def test_values_and_errors_come_back(tmp_path: Path, fork: bool) -> None:
+    part = remote(tmp_path, fork)
     value, pid, mine, group = part.call("about", {"a": (1, 2.5)})
-    assert value == {"a": (1, 2.5)} and pid == part.process.pid != os.getpid() and mine == "yes"
+    assert value == {"a": (1, 2.5)} and pid != os.getpid() and mine == "yes"
     assert group != os.getpgid(0), "Ctrl-C would reach it"
     with pytest.raises(ZeroDivisionError, match="none") as caught:
         part.call("fail", "none")
@@ -97,27 +88,28 @@ def test_values_and_errors_come_back(tmp_path: Path) -> None:
 
 
 @both
-def test_an_error_of_the_beginning_comes_with_the_first_call() -> None:
-    part = worker("")
+def test_an_error_of_the_beginning_comes_with_the_first_call(fork: bool) -> None:
+    part = remote("", fork)
     with pytest.raises(NovaError, match="there is no folder"):
         part.call("about", 1)
     part.close()
 
 
 @both
-def test_a_killed_part_is_one_clear_error(tmp_path: Path) -> None:
-    part = worker(tmp_path)
-    part.call("about", 1)
-    threading.Timer(0.2, os.kill, (part.process.pid, signal.SIGKILL)).start()
+def test_a_killed_part_is_one_clear_error(tmp_path: Path, fork: bool) -> None:
+    part = remote(tmp_path, fork)
+    pid = part.call("about", 1)[1]
+    threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
     with pytest.raises(NovaError) as caught:
         part.call("sleep")
-    assert str(caught.value) == "the part ended before its time, killed by SIGKILL (start it again)"
+    assert str(caught.value) == "the part died unexpectedly: it was killed by SIGKILL (start it again)"
     part.close()
 
 
 @both
-def test_close_ends_a_call_that_is_under_way(tmp_path: Path) -> None:
-    part = worker(tmp_path)
+def test_close_ends_a_call_that_is_under_way(tmp_path: Path, fork: bool) -> None:
+    part = remote(tmp_path, fork)
+    pid = part.call("about", 1)[1]
     errors: list[BaseException] = []
 
     def call() -> None:
@@ -132,14 +124,14 @@ def test_close_ends_a_call_that_is_under_way(tmp_path: Path) -> None:
         time.sleep(0.01)
     part.close()
     thread.join()
-    assert len(errors) == 1 and gone(part.process.pid) and not (tmp_path / "awake").exists()
+    assert len(errors) == 1 and gone(pid) and not (tmp_path / "awake").exists()
 
 
-def test_a_launcher_that_ignores_ends_of_children_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_has_one_thread", lambda: True)
+@both
+def test_a_launcher_that_ignores_ends_of_children_is_no_fault(tmp_path: Path, fork: bool) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        part = worker(tmp_path)
+        part = remote(tmp_path, fork)
         pid = part.call("about", 1)[1]
         part.close()
     finally:
@@ -147,31 +139,29 @@ def test_a_launcher_that_ignores_ends_of_children_is_no_fault(tmp_path: Path, mo
     assert gone(pid)
 
 
-def test_ctrl_c_waits_for_the_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_has_one_thread", lambda: True)
+def test_ctrl_c_waits_for_the_fork(tmp_path: Path) -> None:
     masks: list[set[int]] = []
     os.register_at_fork(before=lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))  # type: ignore[arg-type]
-    part = worker(tmp_path)
+    part = remote(tmp_path, fork=True)
     assert {signal.SIGINT, signal.SIGTERM} <= masks[0]
     assert not {signal.SIGINT, signal.SIGTERM} & signal.pthread_sigmask(signal.SIG_BLOCK, ())
     part.close()
 
 
 PARENT = """
-import sys, time
-from novarl.processes import worker as workers
-from tests.engines.test_worker import worker
-workers._has_one_thread = lambda: sys.argv[2] == "fork"
-part = worker(sys.argv[1])
+import sys
+from tests.engines.test_remote import remote
+part = remote(sys.argv[1], fork=sys.argv[2] == "True")
 print(part.call("about", 1)[1], flush=True)
 part.call("sleep")
 """
 
 
-def test_a_killed_parent_takes_its_part_with_it(tmp_path: Path, kind: str) -> None:
+@both
+def test_a_killed_parent_takes_its_part_with_it(tmp_path: Path, fork: bool) -> None:
     with (tmp_path / "err").open("w") as err:
         parent = subprocess.Popen(
-            [sys.executable, "-c", PARENT, str(tmp_path), kind],
+            [sys.executable, "-c", PARENT, str(tmp_path), str(fork)],
             cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
             stderr=err,
@@ -188,15 +178,15 @@ def test_a_killed_parent_takes_its_part_with_it(tmp_path: Path, kind: str) -> No
     parent.wait()
     parent.stdout.close()
     assert gone(pid)
-    assert (tmp_path / "err").read_text() == "novarl: the part ends, as the run that it belongs to is gone\n"
+    assert (tmp_path / "err").read_text() == ""
 
 
 IMPORTED = """
 import os, sys
 import novarl.compose.rl
-from novarl.processes.worker import Worker
-from tests.engines.test_worker import Part
-part = Worker(what="the part", fix="start it again")
+from novarl.processes.remote import RemoteObject
+from tests.engines.test_remote import Part
+part = RemoteObject(what="the part", fix="start it again")
 part.make(Part, sys.argv[1])
 _, pid, _, _ = part.call("about", 1)
 command = lambda pid: open(f"/proc/{pid}/cmdline").read()
@@ -204,7 +194,7 @@ print(command(pid) == command(os.getpid()), os.getcwd() == os.readlink(f"/proc/{
 print(os.readlink(f"/proc/{pid}/fd/0"), flush=True)
 import torch
 torch.ones(1000, 1000) @ torch.ones(1000, 1000)
-other = Worker(what="the part", fix="start it again")
+other = RemoteObject(what="the part", fix="start it again")
 other.make(Part, sys.argv[1])
 _, pid, _, _ = other.call("about", 1)
 print(command(pid) == command(os.getpid()))

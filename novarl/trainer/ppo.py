@@ -33,7 +33,7 @@ class RL(Trainer):
         return data_keys(settings, "prompts")
 
     def _judge_training_rows(self, training: Any) -> Callable[[], Evaluation]:
-        rows = training.rows.train[: self._config.eval.n or None]
+        rows = training.rows.train
         warnings.warn(f"no held-out rows: the score is of {len(rows)} training rows", UserWarning, stacklevel=3)
         judge: Judge = dataclasses.replace(training.judge, prompts=rows)
         return judge

@@ -180,3 +180,10 @@ def test_a_policy_is_no_reference_of_itself() -> None:
     policy = PolicyModel()
     with pytest.raises(NovaError, match="its own reference"):
         PPOTrainer(policy, policy, ToyRewardModel())
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/compat.md").read_text(encoding="utf-8")
+    for block in page.split("```python\n")[1:]:
+        exec(compile(block.partition("```")[0], "docs/compat.md", "exec"), {})
+    assert len(capsys.readouterr().out.split()) == 3

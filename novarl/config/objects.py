@@ -37,8 +37,14 @@ def from_python(tree: type[Tree], settings: Mapping[str, Any], where: str) -> Tr
     objects: dict[str, Any] = {}
     settings = {_object_key(name, value, tree): value for name, value in settings.items()}
     values = {name: _plain(name, value, objects) for name, value in settings.items()}
-    values.pop("tokenizer", None)
-    values.pop("engine", None)
+    if isinstance(tokenizer := values.pop("tokenizer", None), str) and not is_object(tokenizer):
+        objects["tokenizer"] = tokenizer  # by name
+    if "tokenizer" in objects and "model" not in objects:
+        what = "a tokenizer is given, and the model is named, which brings its own"
+        raise NovaError(what, where=f"{where} tokenizer", fix="leave it out, or give the model as an object")
+    if values.pop("engine", None) is not None and "engine" not in objects:
+        what = f"must be an Engine, or a function that makes one for a policy, got {settings['engine']!r:.60}"
+        raise NovaError(what, where=f"{where} engine")
     return parse(tree, entries_of(values, where, tree)).with_objects(objects)
 
 

@@ -33,8 +33,8 @@ def policy_of(
     """The policy that trains `model` itself, in place. NovaError for what cannot be a causal language model.
 
     A transformers model runs as one that is loaded does, a built-in one too; any other module by its own `forward`
-    (`models.plain`). Without a `tokenizer`, tokens are bytes, which is right for our built-in models and for modules of
-    the user's own with 258 tokens or more.
+    (`models.plain`). Without a `tokenizer`, tokens are those of `ByteTokenizer`: right for the built-in models and for
+    modules of the user's own with 262 tokens or more.
     """
     device, name = torch.device(device), type(model).__name__
     compute_dtype = COMPUTE_DTYPES[dtype]

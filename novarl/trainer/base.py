@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -44,6 +44,7 @@ class Trainer:
             given["resume"] = "auto"
         self._config = compose.configuration(self.kind, self._keys(given), where)
         self._run: Run = compose.train(self._config)
+        self._closed = False
 
     def _keys(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Settings by the keys of the configuration."""
@@ -53,6 +54,7 @@ class Trainer:
         return self
 
     def __next__(self) -> Record:
+        self._check_open()
         try:
             return next(self._run)
         except StopIteration:
@@ -61,6 +63,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns what summary.json holds. KeyboardInterrupt after Ctrl-C, once all is saved."""
+        self._check_open()
         self._run.finish()
         return self._check_end()
 
@@ -83,9 +86,9 @@ class Trainer:
 
     @property
     def model(self) -> Any:
-        """The model that is trained, as it is now."""
+        """The model that is trained, as it is now: the object that was given, where one was."""
         model = self._training().policy.model
-        return getattr(model, "module", model)
+        return model if self._config.object("model") is None else self._config.object("model")
 
     @property
     def tokenizer(self) -> Any:
@@ -94,11 +97,16 @@ class Trainer:
 
     def evaluate(self) -> Evaluation:
         """Measure the model as it is now on the held-out rows. NovaError where there are none."""
-        judge = self._training().evaluate
+        training = self._training()
+        judge = training.evaluate or self._judge_training_rows(training)
         if judge is None:
             what, fix = "there are no held-out rows", "give eval={'data': ...}, or ten rows or more"
             raise NovaError(what, where="evaluate", fix=fix)
         return judge()
+
+    def _judge_training_rows(self, training: Any) -> Callable[[], Evaluation] | None:
+        """What measures the model where no rows are held out."""
+        return None
 
     def generate(
         self, prompts: str | Sequence[str | Sequence[Mapping[str, Any]]], *, n: int = 1, **sampling: Any
@@ -142,6 +150,7 @@ class Trainer:
 
     def close(self) -> None:
         """Save a run that was left early, and end its processes. It can be resumed, but not iterated further."""
+        self._closed = True
         self._run.close()
 
     def __enter__(self) -> Self:
@@ -150,7 +159,13 @@ class Trainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            what = "this trainer is closed"
+            raise NovaError(what, where=f"novarl.{type(self).__name__}", fix="make another, with resume='auto'")
+
     def _training(self) -> Training:
+        self._check_open()
         training, _ = self._run.prepare()
         if training is None:
             what = "this run was finished before, so its model is not loaded"
@@ -158,10 +173,14 @@ class Trainer:
         return training
 
 
-def data_keys(settings: dict[str, Any]) -> dict[str, Any]:
-    """`data` as a task, where it is the name of one."""
+def data_keys(settings: dict[str, Any], name: str = "data") -> dict[str, Any]:
+    """`data`, which the trainer calls `name`, as a task where it is the name of one."""
     from novarl.tasks.registry import TASKS
 
-    if isinstance(settings.get("data"), str) and settings["data"] in TASKS:
+    data = settings.get("data")
+    if isinstance(data, str) and data in TASKS:
         settings["task"] = settings.pop("data")
+    elif isinstance(data, bool | int | float):
+        fix = "give a task, a file, a datasets.Dataset, or a list of dictionaries or strings"
+        raise NovaError(f"{data!r} holds no rows", where=name, fix=fix)
     return settings

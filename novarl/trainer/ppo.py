@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from novarl.trainer.base import Trainer, data_keys
+
+if TYPE_CHECKING:
+    from novarl.loops.evaluate import Evaluation
+    from novarl.run.judge import Judge
 
 
 class RL(Trainer):
@@ -24,7 +30,13 @@ class RL(Trainer):
     names: ClassVar[Mapping[str, str]] = {"prompts": "data", "env": "rollout.env_path"}
 
     def _keys(self, settings: dict[str, Any]) -> dict[str, Any]:
-        return data_keys(settings)
+        return data_keys(settings, "prompts")
+
+    def _judge_training_rows(self, training: Any) -> Callable[[], Evaluation]:
+        rows = training.rows.train
+        warnings.warn(f"no held-out rows: the score is of {len(rows)} training rows", UserWarning, stacklevel=3)
+        judge: Judge = dataclasses.replace(training.judge, prompts=rows)
+        return judge
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from novarl.compose.rows import demonstrations, longest_prompt, longest_sequence
 from novarl.compose.sampling import training_sampler
 from novarl.compose.settings import refuse_objects, run_settings
 from novarl.compose.stages import credit_rule, objective, online_stages
-from novarl.compose.weights import check_reference_is_there, optim_settings, read_policy
+from novarl.compose.weights import check_reference_is_there, optim_settings, read_policy, shard_policy
 from novarl.config.tree import RLConfig
 from novarl.config.unread import idle
 from novarl.core.types import Batch, Prompt, Record, Rollout, Sampling, Scored, Sequence as TokenSequence
@@ -30,6 +30,7 @@ from novarl.data.dataset import load_sft
 from novarl.data.pack import pack_sequences
 from novarl.data.render import render_prompt
 from novarl.data.rollout_log import write_rollouts
+from novarl.distributed.shard import gather
 from novarl.learn.agreement import TOLERANCES, Agreement
 from novarl.learn.scorer import Scorer
 from novarl.learn.supervised import SupervisedLearner
@@ -90,6 +91,8 @@ class RLTraining(Training):
         if far is not None:
             far.load(config, model_source(config, opened, state))
         self.policy = policy = read_policy(config, opened, machine.device)
+        if config.fsdp:
+            shard_policy(policy, machine.ranks, lora=config.lora.rank > 0, compiled=config.compile)
         if state is not None:
             check_reference_is_there(config, plan, opened.rundir, state)
         check_adaptable(config, policy)
@@ -181,6 +184,7 @@ class RLTraining(Training):
 
     def _evaluate(self) -> Evaluation:
         step = self.rewards.progress.step = self.loop_state.step
+        gather(self.policy.model)
         found = self.judge()
         if self.front is not None:
             self.front.add(found, step)

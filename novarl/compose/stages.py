@@ -25,6 +25,7 @@ from novarl.loops.admit import Admission
 from novarl.loops.online import Stages
 from novarl.loops.state import Pending
 from novarl.run.play import Play
+from novarl.run.sampler import publish
 
 SEQUENCE_CORRECTIONS = ("sequence", "sequence_mask")
 """Corrections that weigh an answer as a whole."""
@@ -65,7 +66,7 @@ def online_stages(
         learner=learner,
         governor=build_governor(config, plan),
         supplier=build_supplier(parts, value),
-        publish=partial(parts.sampler.engine.publish, None),
+        publish=partial(publish, parts.policy, parts.sampler.engine),
         check=check,
         keep=keep,
         admission=Admission(

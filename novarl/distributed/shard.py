@@ -1,4 +1,4 @@
-"""Models whose weights are spread over the ranks, by PyTorch's FSDP2. Every function takes plain models and tensors too.
+"""Models whose weights are spread over the ranks, by PyTorch's FSDP2. All functions take plain models and tensors too.
 
 Each rank holds a part of every weight; a block's whole weights exist while it computes. That makes every forward and
 backward pass a collective, so all ranks must run the same ones in the same order, and a pass that fails on one rank
@@ -37,7 +37,7 @@ class Sharding:
 
     def __init__(self, root: Any, copy: nn.Module, ranks: Ranks) -> None:
         self.root, self.copy, self.ranks = root, copy, ranks
-        self.stale = True
+        self.stale = False
 
     def moved(self) -> None:
         """Note that the weights have changed."""

@@ -10,6 +10,7 @@ from novarl.core.errors import NovaError
 from novarl.core.event_loop import EventLoop
 from novarl.core.types import Completion, Engine, Message, Sampling
 from novarl.data.render import render_prompt, turn_text
+from novarl.distributed.shard import gather
 from novarl.models.load import Policy
 
 Asked = str | Sequence[Mapping[str, Any]]
@@ -30,6 +31,7 @@ def answers(
     if unknown := sorted(set(sampling) - set(SETTINGS)):
         raise NovaError(f"unknown setting {unknown[0]!r}", where="generate", fix=f"one of {', '.join(SETTINGS)}")
     stop = sampling.get("stop", ())
+    gather(policy.model)
     settings = {"temperature": 0.0, **sampling, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
 
     async def every() -> list[list[str]]:

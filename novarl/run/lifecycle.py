@@ -22,6 +22,7 @@ from novarl.core.rundir import let_go
 from novarl.core.types import Engine, Record
 from novarl.data.rows import Rows
 from novarl.distributed.ranks import Ranks
+from novarl.distributed.shard import gather
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
 from novarl.models.forward import attention_of, modules_of
@@ -194,6 +195,7 @@ class Run:
             interrupts=self.interrupts,
             checkpoints=Checkpoints(opened.rundir.path / "checkpoints", keep=settings.keep),
             write_model=training.write_model,
+            gather_model=lambda: gather(training.policy.model),
             save_every=settings.save_every,
             eval_every=settings.eval_every,
             keep_best=settings.keep_best,

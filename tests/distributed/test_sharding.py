@@ -74,7 +74,10 @@ def imitate(ranks: Ranks, seed: int = 0) -> Learnt:
     return gradient, weights(policy.model), records
 
 
-def reinforce(ranks: Ranks, seed: int = 0, objective: Objective = objective("token")) -> Learnt:
+EVERYTHING = objective("token")
+
+
+def reinforce(ranks: Ranks, seed: int = 0, objective: Objective = EVERYTHING) -> Learnt:
     """Policy gradients on recorded answers of different lengths."""
     policy = sharp_policy()
     reference = perturbed(policy.model, 0.1)
@@ -105,8 +108,9 @@ def largest(mine: Weights, theirs: Weights) -> float:
     return max(float((mine[name] - theirs[name]).abs().max()) for name in theirs)
 
 
-GRPO = Objective(surrogate=partial(ppo_clip, clip_low=0.2, clip_high=0.2), aggregation="token", constant=1.0)
-RESTS = replace(GRPO, proportional=True)
+GRPO = Objective(
+    surrogate=partial(ppo_clip, clip_low=0.2, clip_high=0.2), aggregation="token", constant=1.0, proportional=True
+)
 GSPO = Objective(
     surrogate=partial(gspo, clip_low=0.2, clip_high=0.2),
     aggregation="sequence",
@@ -116,7 +120,7 @@ GSPO = Objective(
 KINDS = {
     "sft": imitate,
     "everything": reinforce,
-    "grpo": partial(reinforce, objective=RESTS),
+    "grpo": partial(reinforce, objective=GRPO),
     "gspo": partial(reinforce, objective=GSPO),
 }
 

@@ -481,7 +481,8 @@ _HINTS: tuple[Row, ...] = (
         "truncation_mode",
         commands=("dpo", "rm"),
     ),
-    *later("TRL", "sharded models", _OUT, "fsdp", "fsdp_config", "deepspeed", "parallelism_config"),
+    *later("TRL", "sharded models", _OUT, "fsdp", commands=("dpo", "rm")),
+    *later("TRL", "settings of sharded models", _OUT, "fsdp_config", "deepspeed", "parallelism_config"),
     *hinted(
         "TRL",
         "processes are started with torchrun, and need no settings",

@@ -107,7 +107,7 @@ def shard(model: nn.Module, blocks: Sequence[nn.Module], ranks: Ranks) -> None:
 
     if ranks.size == 1:
         raise NovaError("there is one process, so there is nothing to shard over", fix="start several with torchrun")
-    if not hasattr(FSDPModule, "reset_iter_state"):
+    if not (hasattr(FSDPModule, "reset_iter_state") and hasattr(dist, "all_gather_single")):
         raise NovaError(f"sharding needs PyTorch 2.13 or newer, this is {torch.__version__}", fix="upgrade torch")
     whole = copy.deepcopy(model)
     mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.size,))
@@ -120,8 +120,8 @@ def shard(model: nn.Module, blocks: Sequence[nn.Module], ranks: Ranks) -> None:
         part.set_gradient_divide_factor(1.0)  # every loss is divided by what it is to be divided by
         part.set_force_sum_reduction_for_comms(True)
         part.set_reduce_scatter_unused_params(True)
-        part.set_custom_all_gather(_Collective(dist.all_gather_into_tensor, sharding))  # type: ignore[arg-type]
-        part.set_custom_reduce_scatter(_Collective(dist.reduce_scatter_tensor, sharding))  # type: ignore[arg-type]
+        part.set_custom_all_gather(_Collective(dist.all_gather_single, sharding))  # type: ignore[arg-type]
+        part.set_custom_reduce_scatter(_Collective(dist.reduce_scatter_single, sharding))  # type: ignore[arg-type]
     model.sharding = sharding  # type: ignore[assignment]
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
-import torch.distributed.fsdp  # both before forking, so that no rank spends seconds on it
 from torch import Tensor, nn
 
 from novarl.algos.surrogates import gspo, ppo_clip

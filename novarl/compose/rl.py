@@ -22,7 +22,7 @@ from novarl.compose.rows import demonstrations, longest_prompt, longest_sequence
 from novarl.compose.sampling import training_sampler
 from novarl.compose.settings import refuse_objects, run_settings
 from novarl.compose.stages import credit_rule, objective, online_stages
-from novarl.compose.weights import check_reference_is_there, optim_settings, read_policy
+from novarl.compose.weights import check_reference_is_there, optim_settings, read_policy, shard_policy
 from novarl.config.tree import RLConfig
 from novarl.config.unread import idle
 from novarl.core.types import Batch, Prompt, Record, Rollout, Sampling, Scored, Sequence as TokenSequence
@@ -46,7 +46,6 @@ from novarl.run.lifecycle import Machine, Phase, Run, Training
 from novarl.run.machine import check_overlap, divided_threads
 from novarl.run.pareto_front import Front
 from novarl.run.play import Play
-from novarl.run.publish import link
 from novarl.run.session import Session
 
 WARMUP_BATCH = 64
@@ -91,6 +90,8 @@ class RLTraining(Training):
         if far is not None:
             far.load(config, model_source(config, opened, state))
         self.policy = policy = read_policy(config, opened, machine.device)
+        if config.fsdp:
+            shard_policy(policy, machine.ranks, lora=config.lora.rank > 0, compiled=config.compile)
         if state is not None:
             check_reference_is_there(config, plan, opened.rundir, state)
         check_adaptable(config, policy)
@@ -166,9 +167,6 @@ class RLTraining(Training):
 
     def facts(self) -> Mapping[str, Any]:
         return date_facts(self.policy)
-
-    def publish(self) -> None:
-        link(self.policy.model, self.engine)(self.loop_state.update)
 
     def write_model(self, folder: Path) -> None:
         save(self.policy, folder)

@@ -13,7 +13,7 @@ from novarl.compose.resolve import SFTPlan, resolve_sft
 from novarl.compose.rows import raw, sft_rows, subject
 from novarl.compose.sampling import greedy_sampler
 from novarl.compose.settings import run_settings
-from novarl.compose.weights import optim_settings, read_policy
+from novarl.compose.weights import optim_settings, read_policy, shard_policy
 from novarl.config.tree import SFTConfig
 from novarl.config.unread import idle
 from novarl.core.types import Prompt, Scored, Sequence as TokenSequence
@@ -50,6 +50,8 @@ class SFTTraining(Training):
         self.config, self.plan, self.machine = config, plan, machine
         self.state = machine.opened.state
         self.policy = read_policy(config, machine.opened, machine.device)
+        if config.fsdp:
+            shard_policy(self.policy, machine.ranks, lora=config.lora.rank > 0, compiled=config.compile)
         adapt(config, self.policy, self.state)
         self.rows = rows = sft_rows(config, plan.task, self.policy)
         if self.state is not None:
@@ -131,16 +133,18 @@ class SFTTraining(Training):
     @property
     def evaluate(self) -> Callable[[], Evaluation] | None:
         """By the task's reward, or by how likely held-out rows are."""
-        if self.judge is not None:
-            return self.judge
-        return self._likelihood if self.rows.held_out else None
+        return self._evaluate if self.judge is not None or self.rows.held_out else None
 
-    def _likelihood(self) -> Evaluation:
+    def _evaluate(self) -> Evaluation:
+        if self.judge is not None:
+            self.publish()
+            return self.judge()
         ranks, budget = self.machine.ranks, self.config.micro.max_tokens
         return evaluate_likelihood(self.rows.held_out, lambda batch: self.scorer.logprobs(batch, ranks, budget))
 
     def show(self, session: Session, found: Evaluation | None) -> None:
         sampler, sampling = self.sampler, self.sampler.sampling
+        self.publish()
         if self.judge is not None:
             asked = list(enumerate(self.judge.prompts[:SHOWN]))
             scored = self.judge.score(sampler.evaluate(asked, 1, sampling))

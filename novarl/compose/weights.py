@@ -20,6 +20,8 @@ from novarl.config.tree import RLConfig
 from novarl.core.errors import NovaError
 from novarl.core.rundir import RunDir
 from novarl.core.types import Tokenizer
+from novarl.distributed.ranks import Ranks
+from novarl.distributed.shard import shard
 from novarl.learn.agreement import switch_dropout_off
 from novarl.learn.optim import OptimSettings
 from novarl.models.byte_tokenizer import ByteTokenizer
@@ -28,6 +30,7 @@ from novarl.models.given import copy_weights, policy_of, read_weights
 from novarl.models.heads import refuse_reward_model
 from novarl.models.load import Policy, load
 from novarl.models.plain import PlainModel
+from novarl.models.transformer import Decoder
 from novarl.run.fingerprint import fingerprint
 from novarl.run.resume import Opened
 
@@ -60,6 +63,20 @@ def read_policy(config: TrainConfig, opened: Opened, device: torch.device) -> Po
     if config.compile:
         compile_layers(policy.model)
     return policy
+
+
+def shard_policy(policy: Policy, ranks: Ranks, *, lora: bool, compiled: bool) -> None:
+    """Spread the weights over the ranks (`fsdp`). NovaError for what is not possible with sharded weights."""
+    obstacles = {
+        "LoRA cannot be combined with it yet": lora,
+        "torch.compile cannot be combined with it yet": compiled,
+        f"{policy.name} does not run on the built-in modules": not isinstance(policy.model, Decoder),
+        "it shards a model over several processes, and this is the only one": ranks.size == 1,
+    }
+    if what := next((what for what, holds in obstacles.items() if holds), None):
+        fix = "start with torchrun --nproc_per_node=N" if ranks.size == 1 else "leave it out"
+        raise NovaError(what, where="fsdp", fix=fix)
+    shard(policy.model, list(policy.model.model.layers), ranks)  # type: ignore[union-attr, arg-type]
 
 
 def _given(config: TrainConfig, opened: Opened, device: torch.device) -> Policy:

@@ -105,6 +105,8 @@ class RLConfig(TrainConfig):
     constraint_optimization: ConstraintOptimization = ConstraintOptimization()
     multi_objective: MultiObjective = MultiObjective()
     dynamic_sampling: DynamicSampling = DynamicSampling()
+    fsdp: bool = False
+    """Shard weights, gradients and optimiser states over the processes of torchrun, by PyTorch's FSDP2."""
     log: RolloutLog = RolloutLog()
     eval: HeldOut = HeldOut()
 
@@ -194,6 +196,8 @@ class SFTConfig(TrainConfig):
     """How often to go through the rows; null: once, unless `steps` is given."""
     batch_size: Count = 32
     """Rows in an update; they are packed end to end, without padding, and never see each other."""
+    fsdp: bool = False
+    """Shard weights, gradients and optimiser states over the processes of torchrun, by PyTorch's FSDP2."""
     log: Log = Log()
     eval: Rows = Rows()
 

@@ -94,6 +94,15 @@ class Ranks:
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def largest(self, number: int) -> int:
+        """The largest of the ranks' numbers."""
+        if self.size == 1:
+            return number
+        box = torch.tensor([number])
+        with _together():
+            dist.all_reduce(box, dist.ReduceOp.MAX)
+        return int(box)
+
     def wait(self) -> None:
         if self.size > 1:
             with _together():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
+from novarl.distributed.shard import is_sharded
 from novarl.kernels.accumulation import fused_accumulation
 from novarl.learn.fitting import SPLIT, Splits, fitting
 from novarl.learn.ledger import Ledger
@@ -47,6 +48,7 @@ def accumulate(
         optimizer.drop_gradients()
         ledger.clear()
 
-    fitting(plan(batch, ranks, budget, apart=apart, shares=shares), attempt, splits, undo=undo)
+    micro = plan(batch, ranks, budget, apart=apart, shares=shares)
+    fitting(micro, attempt, splits, undo=undo, sharding=optimizer.sharding)
     ledger.count(SPLIT, splits.take())
-    ranks.sum_(*optimizer.gradients())
+    ranks.sum_(*(gradient for gradient in optimizer.gradients() if not is_sharded(gradient)))

@@ -13,6 +13,7 @@ from novarl.algos.values import explained_variance, value_loss
 from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.data.pack import minibatches, select
 from novarl.distributed.ranks import Ranks
+from novarl.distributed.shard import sharding_of
 from novarl.learn.accumulate import accumulate
 from novarl.learn.fitting import Splits, fitting, joined
 from novarl.learn.ledger import Ledger
@@ -67,7 +68,8 @@ class ValueScorer:
                 before[index[chosen.cpu()]] = found[: chosen.numel()]
                 after[torch.tensor(trajectories)] = found[chosen.numel() :] * cut.cpu()
 
-        fitting(plan(batch, ranks, budget, shares=self.shares), attempt, self.splits)
+        micro = plan(batch, ranks, budget, shares=self.shares)
+        fitting(micro, attempt, self.splits, sharding=sharding_of(self.model))
         ranks.sum_(before)
         ranks.sum_(after)
         return before, after

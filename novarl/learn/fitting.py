@@ -8,6 +8,7 @@ not, which is why every split is counted, reported and, by the loop, put among t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from novarl.core.bus import Bus
 from novarl.core.errors import NovaError
 from novarl.core.memory import first_line, out_of_memory
 from novarl.core.types import Record
+from novarl.distributed.shard import FailedElsewhere, Sharding
 from novarl.kernels.products import give_up_programs
 
 T = TypeVar("T")
@@ -46,32 +48,42 @@ def fitting(
     splits: Splits,
     *,
     undo: Callable[[], object] = lambda: None,
+    sharding: Sharding | None = None,
 ) -> T:
     """What `attempt` returns of the micro-batches `micro`, which it takes one by one.
 
     Where memory runs out, `undo` takes back what the attempt has done so far, the micro-batch it was at is split into
     halves, and the attempt begins again. NovaError: a trajectory alone does not fit, or `MOST` attempts have failed.
+
+    Where the model is sharded, every rank has the same number of micro-batches, some of which may be empty, and all
+    ranks begin again where memory runs out on one.
     """
     for _ in range(MOST):
         at = [0]
+        if sharding is not None:
+            micro = sharding.padded(micro)
         try:
-            return attempt(_counted(micro, at))
+            with sharding.passes() if sharding is not None else nullcontext():
+                return attempt(_counted(micro, at))
         except (MemoryError, OSError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            reason = first_line(error)
+            reason, elsewhere = first_line(error), isinstance(error, FailedElsewhere)
         # Outside the handler: until here the traceback has kept the dead pass's tensors alive.
         undo()
         give_up_programs()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        failed = micro[at[0]]
-        if len(failed) == 1:
+        failed = [] if elsewhere else micro[at[0]]
+        stuck = not elsewhere and len(failed) < 2
+        if any(sharding.ranks.gather(stuck)) if sharding is not None else stuck:
             raise NovaError(
                 f"one trajectory alone does not fit in memory ({reason})",
                 where="micro",
                 fix="set micro.gradient_checkpointing=true, lower micro.logprob_chunk, or allow fewer tokens",
             )
+        if elsewhere:
+            continue
         middle = len(failed) // 2
         micro = [*micro[: at[0]], failed[:middle], failed[middle:], *micro[at[0] + 1 :]]
         splits.count += 1

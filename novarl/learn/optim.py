@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from novarl.core.errors import NovaError
+from novarl.distributed.shard import full, local, norm_of, sharding_of, spread
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda _: 1.0,
@@ -55,7 +56,7 @@ class Optimizer:
     """
 
     def __init__(self, model: nn.Module, settings: OptimSettings) -> None:
-        self.settings = settings
+        self.settings, self.sharding = settings, sharding_of(model)
         self.update = 0
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         decayed = [name for name, parameter in self.parameters.items() if parameter.ndim >= 2]
@@ -81,7 +82,7 @@ class Optimizer:
         A gradient that is not finite is an error, never a silent step.
         """
         gradients = self.gradients()
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = norm_of(gradients)
         if not torch.isfinite(norm):
             raise NovaError(
                 f"the gradient of update {self.update} is not finite (norm {norm.item()})",
@@ -89,9 +90,12 @@ class Optimizer:
                 fix="lower optim.lr, look at the rewards of this step, or use dtype=float32",
             )
         if self.settings.max_grad_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), self.settings.max_grad_norm, norm)
+            factor = (self.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
         rate = self.settings.rate(self.update)
         self._adamw(rate)
+        if self.sharding is not None:
+            self.sharding.moved()
         self.drop_gradients()
         self.update += 1
         return norm.item(), rate
@@ -102,10 +106,10 @@ class Optimizer:
             parameters: list[Tensor] = [self.parameters[name] for name in names]
             moments = [self.moments.get(name) or self._first(name) for name in names]
             adamw(
-                parameters,
-                [parameter.grad for parameter in parameters if parameter.grad is not None],
-                [of["exp_avg"] for of in moments],
-                [of["exp_avg_sq"] for of in moments],
+                [local(parameter) for parameter in parameters],
+                [local(parameter.grad) for parameter in parameters if parameter.grad is not None],
+                [local(of["exp_avg"]) for of in moments],
+                [local(of["exp_avg_sq"]) for of in moments],
                 [],
                 [of["step"] for of in moments],
                 fused=True,
@@ -126,7 +130,12 @@ class Optimizer:
         return self.moments[name]
 
     def state_dict(self) -> dict[str, Any]:
-        moments = {name: dict(self.moments[name]) for name in self.parameters if name in self.moments}
+        """Whole tensors, also of a sharded model; all ranks call it."""
+        moments = {
+            name: {key: full(value) for key, value in self.moments[name].items()}
+            for name in self.parameters
+            if name in self.moments
+        }
         return {"update": self.update, "moments": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -139,7 +148,10 @@ class Optimizer:
         self.update = int(state["update"])
         # The step count too: the fused AdamW reads it where the weights are.
         self.moments = {
-            name: {key: value.to(self.parameters[name].device) for key, value in moments.items()}
+            name: {
+                key: value.to(self.parameters[name].device) if key == "step" else spread(value, self.parameters[name])
+                for key, value in moments.items()
+            }
             for name, moments in state["moments"].items()
         }
 

@@ -17,6 +17,7 @@ from novarl.algos import aggregate, off_policy
 from novarl.algos.values import value_loss
 from novarl.core.types import Batch, Credit, Record, Scores
 from novarl.distributed.ranks import Ranks
+from novarl.distributed.shard import full
 from novarl.learn.accumulate import accumulate
 from novarl.learn.guard import StepGuard
 from novarl.learn.ledger import Ledger
@@ -132,6 +133,8 @@ class PolicyLearner:
 
         weight, advantage = weight[index].to(device), credit.advantage[index].to(device)
         at_rest = self._follows_advantage and not advantage[part.mask].any()
+        if self._follows_advantage and self.optimizer.sharding is not None:  # a backward pass is for all ranks or none
+            at_rest = not self.optimizer.sharding.any(not at_rest)
         with torch.set_grad_enabled(not at_rest):
             hidden = self.scorer.hidden(part)
             logp, entropy, _ = self.scorer.read(part, hidden)
@@ -189,7 +192,7 @@ class PolicyLearner:
         scores: Scores,
     ) -> None:
         mask = part.mask
-        ledger.count("micro_batches", 1)
+        ledger.count("micro_batches", min(1, part.reward.numel()))
         ledger.sum("policy_loss", sums["policy"])
         ledger.mean("entropy", entropy[mask])
         for name, values in stats.items():
@@ -242,7 +245,7 @@ class PolicyLearner:
             return
         pairs = zip(self.reference.model.parameters(), self.model.parameters(), strict=True)
         for mine, policy in pairs:
-            mine.lerp_(policy.detach().to(mine), 1.0 - self.reference_decay)
+            mine.lerp_(full(policy.detach()).to(mine), 1.0 - self.reference_decay)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}

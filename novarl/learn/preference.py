@@ -66,7 +66,7 @@ class TrajectoryLearner:
             losses, metrics = self.losses(part)
             loss = losses.sum() / count
             loss.backward()
-            ledger.count("micro_batches", 1)
+            ledger.count("micro_batches", min(1, part.reward.numel()))
             ledger.sum("loss", loss)
             for name, values in metrics.items():
                 ledger.mean(name, values)

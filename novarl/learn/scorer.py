@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from novarl.algos.support import Support, support_of
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
+from novarl.distributed.shard import sharding_of
 from novarl.learn.fitting import Splits, fitting
 from novarl.learn.plan import piece, plan
 from novarl.models.forward import Layout, hidden_states, predicted, read_scores, shares
@@ -84,6 +85,7 @@ class Scorer:
                 part, index = piece(batch, trajectories, self.device)
                 whole[index] = self(part)[0].to(whole)
 
-        fitting(plan(batch, ranks, budget, shares=self.shares), attempt, self.splits)
+        micro = plan(batch, ranks, budget, shares=self.shares)
+        fitting(micro, attempt, self.splits, sharding=sharding_of(self.model))
         ranks.sum_(whole)
         return whole

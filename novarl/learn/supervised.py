@@ -56,7 +56,7 @@ class SupervisedLearner:
         logp, entropy, best = self.scorer.read(part, self.scorer.hidden(part))
         loss = -(logp * part.mask).sum() / count
         loss.backward()
-        ledger.count("micro_batches", 1)
+        ledger.count("micro_batches", min(1, part.reward.numel()))
         ledger.sum("loss", loss)
         ledger.mean("entropy", entropy.detach()[part.mask])
         ledger.mean("accuracy", (logp == best)[part.mask].double())

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
+from novarl.distributed.shard import gather, sharding_of
 from novarl.kernels.attention import COMMON_SIZE, choose_kernel
 from novarl.models import tiny
 from novarl.models.adapter import base_of, holds_adapter, merge_adapter
@@ -134,11 +135,14 @@ def load(
 def save(policy: Policy, directory: str | Path) -> None:
     """Writes model, generation config and tokenizer, for `load` and for `AutoModelForCausalLM.from_pretrained`.
 
-    Adapters are merged into what is written; the model itself stays as it is.
+    Adapters are merged into what is written; the model itself stays as it is. All ranks call it where the model is
+    sharded, and the first one writes.
     """
+    model, sharding = merged(gather(policy.model)), sharding_of(policy.model)
+    if sharding is not None and sharding.ranks.rank > 0:
+        return
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    model = merged(policy.model)
     if isinstance(model, PlainModel):  # how it is made again only its owner knows
         from safetensors.torch import save_model
 

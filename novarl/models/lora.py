@@ -19,6 +19,7 @@ from torch import nn
 
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
+from novarl.distributed.shard import gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -158,7 +159,8 @@ def merged(model: nn.Module) -> nn.Module:
 
 def sibling(model: nn.Module) -> nn.Module:
     """A copy whose trained weights are its own and whose frozen ones are shared: under LoRA, other adapters on the
-    same base; without it, a copy of everything."""
+    same base; without it, a copy of everything. Of a sharded model, a whole copy on every rank."""
+    model = gather(model)
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters() if _frozen(parameter)})
 
 

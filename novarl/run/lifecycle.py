@@ -21,6 +21,7 @@ from novarl.core.event_loop import EventLoop
 from novarl.core.types import Engine, Record
 from novarl.data.rows import Rows
 from novarl.distributed.ranks import Ranks
+from novarl.distributed.shard import gather
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
 from novarl.models.forward import attention_of, modules_of
@@ -28,6 +29,7 @@ from novarl.models.load import Policy
 from novarl.run.fingerprint import fingerprint
 from novarl.run.interrupts import Interrupts, Stopped
 from novarl.run.machine import flush_denormals, start
+from novarl.run.publish import link
 from novarl.run.report import finish, open_sinks
 from novarl.run.resume import Opened, open_run
 from novarl.run.session import Session, Snapshot
@@ -68,6 +70,7 @@ class Training(ABC):
     """What samples answers, for whoever asks the model something."""
     longest: int
     """Tokens that an answer may have."""
+    loop_state: LoopState
 
     @property
     @abstractmethod
@@ -99,8 +102,9 @@ class Training(ABC):
     def entries(self, session: Session) -> Mapping[str, Any]:
         """What this kind of run adds to summary.json, however it ended."""
 
-    def publish(self) -> None:  # noqa: B027 - an engine that shares the model's modules needs nothing
-        """Have `engine` sample from the weights of this moment."""
+    def publish(self) -> None:
+        """Have `engine` sample from the weights of this moment. All ranks call it."""
+        link(self.policy.model, self.engine)(self.loop_state.update)
 
     def manifest(self) -> Mapping[str, Any]:
         """What this kind of run adds to manifest.json."""
@@ -196,6 +200,7 @@ class Run:
             interrupts=self.interrupts,
             checkpoints=Checkpoints(opened.rundir.path / "checkpoints", keep=settings.keep),
             write_model=training.write_model,
+            gather_model=lambda: gather(training.policy.model),
             save_every=settings.save_every,
             eval_every=settings.eval_every,
             keep_best=settings.keep_best,

@@ -7,18 +7,23 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 
 from novarl.core.types import Engine
+from novarl.distributed.shard import gather
 from novarl.models.lora import merged
 
 
 def link(model: nn.Module, engine: Engine) -> Callable[[int], None]:
-    """`publish(version)`: from now on `engine` samples from the weights that `model` has at this moment.
+    """`publish(version)`: from now on `engine` samples from the weights that `model` has at this moment. All ranks call
+    it.
 
-    An engine in this process shares the learner's modules (`shares_weights`) and is told the version alone; any other
-    is handed every weight by name, with adapters merged.
+    An engine in this process shares the learner's modules (`shares_weights`), or the whole copy of sharded ones, and is
+    told the version alone; any other is given every weight by name, with adapters merged.
     """
-    if getattr(engine, "shares_weights", False):
-        return lambda version: engine.publish(None, version)
-    return lambda version: engine.publish(named_weights(model), version)
+
+    def publish(version: int) -> None:
+        whole = gather(model)
+        engine.publish(None if getattr(engine, "shares_weights", False) else named_weights(whole), version)
+
+    return publish
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -10,6 +10,7 @@ from typing import Any
 from novarl.core.event_loop import EventLoop
 from novarl.core.seeds import derive
 from novarl.core.types import Engine, Env, Prompt, Role, Rollout, Sampling, Tokenizer
+from novarl.distributed.shard import gather
 from novarl.engines.local.engine import LocalEngine
 from novarl.engines.local.recompute import RecomputeEngine
 from novarl.envs.episode import run_episode
@@ -18,12 +19,13 @@ from novarl.models.plain import PlainModel
 
 
 def local_engine(policy: Policy, *, max_batch: int = 256) -> LocalEngine | RecomputeEngine:
-    """An engine in this process, on the policy's own weights; for a module of the user's own, one without a cache."""
+    """An engine in this process, on the policy's own weights; for a module of the user's own, one without a cache. For
+    a sharded policy it is on the whole copy of each rank: ranks sample different numbers of tokens."""
     about: dict[str, Any] = {"eos_ids": policy.eos_ids, "context": policy.context, "max_batch": max_batch}
     if isinstance(policy.model, PlainModel):
         return RecomputeEngine(policy.model, policy.tokenizer, **about)
     return LocalEngine(
-        policy.model,
+        gather(policy.model),
         policy.tokenizer,
         pad_id=policy.tokenizer.pad_token_id,
         compute_dtype=policy.compute_dtype if policy.compute_dtype.itemsize == 2 else None,

@@ -51,6 +51,8 @@ class Session:
     interrupts: Interrupts
     checkpoints: Checkpoints
     write_model: Callable[[Path], None]
+    gather_model: Callable[[], object] = lambda: None
+    """What all ranks do before the first one calls `write_model`."""
     save_every: int | None = None
     eval_every: int | None = None
     keep_best: bool = False
@@ -221,9 +223,12 @@ class Session:
         return {"step": float(step), **record}
 
     def save(self, state: LoopState) -> bool:
-        """Save now; True where it was written. A full disk is said, and the last good checkpoint is kept."""
+        """Save now; True where it was written. A full disk is said, and the last good checkpoint is kept. All ranks
+        compute what is saved, and the first one writes it."""
         if self.saved_order == self.order:
             return True
+        self.gather_model()
+        held = self.snapshot()
         best = self._best()
         facts = self.facts if best is None else {**self.facts, "best": best}
         name = f"{self.prefix}-{state.step:06d}" + (f"-update-{state.pending.used}" if state.pending else "")
@@ -232,7 +237,7 @@ class Session:
             self.bus.flush()
             self.rundir.check_is_there()
             try:
-                document = {**self.snapshot(), "facts": facts, "logs": self.rundir.log_sizes()}
+                document = {**held, "facts": facts, "logs": self.rundir.log_sizes()}
                 self.checkpoints.save(name, document, self.write_model, order=self.order, best=best is not None)
                 self._note_saved()
             except OSError as error:

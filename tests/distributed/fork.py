@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # sharding imports it, and fsdp: once here instead of in every rank
 import torch.distributed as dist
+import torch.distributed.fsdp
 
 from novarl.distributed.ranks import Ranks
 

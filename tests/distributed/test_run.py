@@ -13,9 +13,15 @@ from unittest import mock
 
 import pytest
 
+from novarl.compose import run_training
+from novarl.config.load import load
+from novarl.config.tree import RLConfig, SFTConfig
+from novarl.core.errors import NovaError
 from novarl.core.processor import exact_products
 from novarl.core.rundir import RunDir
 from novarl.distributed.ranks import Ranks
+from novarl.observe.glossary import deterministic
+from novarl.run import report
 from tests.distributed.fork import run
 from tests.invariance import little_run
 
@@ -138,3 +144,48 @@ def test_torchrun(tmp_path: Path) -> None:
     assert events.count("start") == events.count("summary") == 1
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in runs]
     assert summaries[0]["before"] == summaries[1]["before"] and summaries[1]["steps"] == 2
+
+
+def command(ranks: Ranks, kind: str, words: list[str], run_dir: Path) -> str:
+    """The status of a run; what it draws is left out."""
+    del ranks
+    settings: type[RLConfig | SFTConfig] = RLConfig if kind == "rl" else SFTConfig
+    with mock.patch.object(report, "draw"):
+        return str(run_training(load(settings, None, [*words, f"run_dir={run_dir}"]))["status"])
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_a_sharded_run_goes_on_bit_by_bit(kind: str, tmp_path: Path) -> None:
+    """And is the run of one process, which holds the whole model."""
+    words = [*little_run.write(tmp_path), "kl.type=loss", "kl.coef=0.01", "eval_every=1"]
+    if kind == "sft":
+        words = [f"model={tmp_path / 'model'}", "task=sort", "steps=2", "batch_size=7", "eval.n=4", "save_every=1"]
+        words += ["device=cpu", "threads=1", "log.console=false", "log.tensorboard=false"]
+    sharded = [*words, "fsdp=true"]
+    command(Ranks(), kind, words, tmp_path / "one")
+    assert run(command, kind, sharded, tmp_path / "whole") == ["done", "done"]
+    assert run(command, kind, [*sharded, "steps=1"], tmp_path / "parts") == ["done", "done"]
+    assert run(command, kind, [*sharded, "resume=auto"], tmp_path / "parts") == ["done", "done"]
+    one, whole, parts = (
+        [
+            {name: value for name, value in line.items() if deterministic(name)}
+            for line in little_run.metrics(tmp_path / name)
+        ]
+        for name in ("one", "whole", "parts")
+    )
+    assert len(whole) == len(one) > 1 and whole[0]["grad_norm"] != whole[-1]["grad_norm"]
+    assert parts == whole
+    for name, value in one[0].items():
+        if name not in ("phase", "kl", "kl_mean", "kl_std", "kl_to_ref"):  # those look at each rank's first micro-batch
+            assert whole[0][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    at = Path("checkpoints", "latest", "model", "model.safetensors")
+    weights = {name: (tmp_path / name / at).read_bytes() for name in ("one", "whole", "parts")}
+    assert weights["whole"] == weights["parts"] != (tmp_path / "model" / "model.safetensors").read_bytes()
+    assert len(weights["whole"]) == len(weights["one"])
+
+
+def test_sharding_is_refused_where_it_is_not_possible(tmp_path: Path) -> None:
+    words = [*little_run.write(tmp_path), "fsdp=true"]
+    with pytest.raises(NovaError, match="only one") as refused:
+        little_run.run(words, tmp_path / "one")
+    assert "torchrun" in str(refused.value) and not (tmp_path / "one").exists()

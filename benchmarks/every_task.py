@@ -71,7 +71,7 @@ def main() -> int:
 def cost(algo: str) -> int:
     """A rough order of how long an algorithm's step takes."""
     row = ALGORITHMS[algo]
-    return 100 * (row.values == "continuations") + 10 * row.process + row.updates_per_rollout
+    return 100 * (row.values == "continuations") + 10 * ("process" in row.needs) + row.updates_per_rollout
 
 
 def train(*words: str) -> Mapping[str, Any]:

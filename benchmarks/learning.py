@@ -115,7 +115,7 @@ def judge(runs: Sequence[Mapping[str, Any]], empty: Mapping[str, Any]) -> dict[s
     row = ALGORITHMS[runs[0]["algo"]]
     rises = [run["after"] - run["before"] for run in runs]
     rise, slack = fmean(rises), STUDENT[len(rises)] * (stdev(rises) / math.sqrt(len(rises)) if rises[1:] else 1.0)
-    limit = 360 if row.values in SLOW or row.process else 180
+    limit = 360 if row.values in SLOW or "process" in row.needs else 180
     seconds, none = max(run["seconds"] for run in runs), empty["after"] - empty["before"]
     met = rise >= RISE and rise - slack > 0 and seconds <= limit and none < RISE
     before, after = (fmean(run[name] for run in runs) for name in ("before", "after"))

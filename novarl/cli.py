@@ -225,9 +225,8 @@ def _arguments(words: list[str], kind: str) -> tuple[str | None, list[str]]:
 
 def _fill(config: Config) -> Config:
     """The configuration with every null that the algorithm and the task decide."""
-    from novarl.compose.effective import decided_rl
     from novarl.compose.preference_plan import decided
-    from novarl.compose.resolve import resolve_sft
+    from novarl.compose.resolve import resolve_rl, resolve_sft
     from novarl.config.load import fill
     from novarl.config.preference import DPOConfig, RMConfig
     from novarl.config.tree import RLConfig, SFTConfig
@@ -238,7 +237,7 @@ def _fill(config: Config) -> Config:
         return fill(config, decided(config))
     if not isinstance(config, RLConfig):
         return config
-    return fill(config, decided_rl(config))
+    return fill(config, resolve_rl(config).values)
 
 
 def _help(command: str) -> str:

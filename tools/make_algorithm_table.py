@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from novarl.algos import preference_losses as preference, reward_modeling
-from novarl.algos.named import ALGORITHMS, TEMPORAL, Algorithm
+from novarl.algos.axes import estimator, surrogate
+from novarl.algos.named import ALGORITHMS, Algorithm
 from novarl.config.preference import DPOConfig, RMConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs/algorithms"
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
-BOUNDED = ("ppo_clip", "dual_clip", "gspo", "cispo")
-"""Surrogates that read clip.low and clip.high."""
 RM_LOSSES: tuple[str, ...] = get_args(RMConfig.model_fields["loss"].annotation)
 DPO_LOSSES: tuple[str, ...] = get_args(DPOConfig.model_fields["loss"].annotation)
 COLUMNS = (
@@ -41,18 +40,14 @@ TENSORS = (*COLUMNS, "chosen_reward", "rejected_reward", "chosen_length", "rejec
 def settings(row: Algorithm) -> Iterator[tuple[str, str, Any]]:
     """(axis, key of the configuration, the row's value), those that the row reads."""
     yield "credit", "adv.estimator", row.estimator
-    if row.estimator == "group":
-        yield "credit", "adv.norm_std", row.norm_std
-    if row.estimator in TEMPORAL:
+    if estimator(row.estimator).temporal:
         yield "credit", "adv.values", row.values
-        yield "credit", "adv.lam", row.lam
-    if row.estimator in (*TEMPORAL, "prime"):
-        yield "credit", "adv.gamma", row.gamma
+    for key in estimator(row.estimator).reads:
+        yield "credit", key, row.options[key]
     yield "credit", "adv.whiten", row.whiten
     yield "surrogate", "loss.surrogate", row.surrogate
-    if row.surrogate in BOUNDED:
-        yield "surrogate", "clip.low", row.clip_low
-        yield "surrogate", "clip.high", row.clip_high
+    for key in surrogate(row.surrogate).reads:
+        yield "surrogate", key, row.options[key]
     yield "correction", "correction.type", None
     yield "regularizer", "kl.type", row.kl_type
     if row.kl_type is not None:
@@ -154,11 +149,12 @@ def filled(text: str, table: str) -> str:
 
 
 def _cells(row: Algorithm) -> list[str]:
-    credit = row.estimator + (" / std" if row.norm_std else "")
+    options = row.options
+    credit = row.estimator + (" / std" if options.get("adv.norm_std") else "")
     credit += {"critic": " from a critic", "continuations": " from continuations", None: ""}[row.values]
-    credit += f", lam {row.lam:g}" if row.estimator in TEMPORAL else ""
+    credit += f", lam {options['adv.lam']:g}" if "adv.lam" in options else ""
     credit += ", whitened" if row.whiten else ""
-    bounds = f" {row.clip_low:g} / {row.clip_high:g}" if row.surrogate in BOUNDED else ""
+    bounds = f" {options['clip.low']:g} / {options['clip.high']:g}" if "clip.low" in options else ""
     kl = f"{row.kl_coef:g} KL ({row.kl_estimator}) as {row.kl_type}" if row.kl_type else "none"
     mean = {"constant": f"sum / {_constant(row)}", "token": "mean over tokens", "sequence": "mean over sequences"}
     refilled = ", flat groups replaced" if row.dynamic_sampling else ""

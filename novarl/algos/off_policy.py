@@ -24,7 +24,7 @@ from torch import Tensor
 from novarl.algos import aggregate
 
 
-def truncated_weight(old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, maximum: float = 2.0) -> Tensor:
+def truncated_weight(old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, maximum: float) -> Tensor:
     """min(pi_old(token_t) / mu(token_t), maximum) per token; 0 outside the mask; carries no gradient.
 
     Truncated importance sampling (https://fengyao.notion.site/off-policy-rl). It corrects each token's own distribution
@@ -34,9 +34,7 @@ def truncated_weight(old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, m
     return _where(mask, _ratio(old_logp, behavior_logp, mask).clamp(max=maximum))
 
 
-def masked_weight(
-    old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, low: float = 0.5, high: float = 5.0
-) -> Tensor:
+def masked_weight(old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, low: float, high: float) -> Tensor:
     """pi_old(token_t) / mu(token_t) where it lies within [low, high], else 0: the token is left out.
 
     IcePop (https://arxiv.org/abs/2510.18855), with its bounds. Where the two disagree wildly it is a fault of
@@ -51,7 +49,7 @@ def sequence_truncated_weight(
     mask: Tensor,
     *,
     sequence: Tensor | None = None,
-    maximum: float = 2.0,
+    maximum: float,
     geometric: bool = False,
 ) -> Tensor:
     """min(rho, maximum) at every token of a sequence, rho = pi_old(sequence) / mu(sequence).
@@ -69,8 +67,8 @@ def sequence_masked_weight(
     mask: Tensor,
     *,
     sequence: Tensor | None = None,
-    low: float = 0.5,
-    high: float = 2.0,
+    low: float,
+    high: float,
     geometric: bool = False,
 ) -> Tensor:
     """rho at every token of a sequence where it lies within [low, high], else 0: the sequence is left out.

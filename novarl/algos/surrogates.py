@@ -76,7 +76,7 @@ def gpg_alpha(rewards: Tensor, group: Tensor) -> Tensor:
 
 
 def ppo_clip(
-    logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2
+    logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor, *, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t), r_t = pi(token_t) / pi_old(token_t).
 
@@ -96,9 +96,9 @@ def dual_clip(
     advantage: Tensor,
     mask: Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    clip_dual: float = 3.0,
+    clip_low: float,
+    clip_high: float,
+    clip_dual: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """`ppo_clip`, and for A_t < 0 no more than clip_dual |A_t|: -max(min(r A, clip(r) A), clip_dual A) there.
 
@@ -121,8 +121,8 @@ def gspo(
     mask: Tensor,
     *,
     sequence: Tensor | None = None,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
+    clip_low: float,
+    clip_high: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-min(s A_t, clip(s, 1 - clip_low, 1 + clip_high) A_t), s = exp(mean over the sequence's tokens of log r_t).
 
@@ -142,7 +142,7 @@ def gspo(
 
 
 def cispo(
-    logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor, *, clip_low: float = 1.0, clip_high: float = 4.0
+    logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor, *, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-sg(clip(r_t, 1 - clip_low, 1 + clip_high)) A_t log pi(token_t), sg: without a gradient.
 
@@ -159,7 +159,7 @@ def cispo(
 
 
 def sapo(
-    logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor, *, tau_pos: float = 1.0, tau_neg: float = 1.05
+    logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor, *, tau_pos: float, tau_neg: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-(4 / tau) sigmoid(tau (r_t - 1)) A_t, tau = tau_pos where A_t > 0 and tau_neg elsewhere.
 

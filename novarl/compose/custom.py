@@ -35,21 +35,20 @@ def is_own(name: str) -> bool:
 
 
 def own_surrogate(
-    spec: str | Callable[..., Any], *, clip_low: float, clip_high: float, clip_given: bool
+    spec: str | Callable[..., Any], bounds: Mapping[str, float], *, clip_given: bool
 ) -> Callable[..., tuple[Tensor, Mapping[str, Tensor]]]:
-    """The user's surrogate in the form of ours, tried once. NovaError where it cannot be one."""
+    """The user's surrogate in the form of ours, tried once; it gets those `bounds` that it has a keyword for. NovaError
+    where it cannot be one."""
     function, where = _load(spec, "loss.surrogate")
-    takes = [name for name in BOUNDS if _takes(function, name)]
-    if clip_given and not takes:
+    taken = {name: bound for name, bound in bounds.items() if _takes(function, name)}
+    if clip_given and not taken:
         fix = "give it the keywords clip_low and clip_high, or leave clip out"
         raise NovaError(f"{spec} has no bounds to be given", where="clip", fix=fix)
-    known = dict(zip(BOUNDS, (clip_low, clip_high), strict=True))
-    bounds = {name: known[name] for name in takes}
 
     def surrogate(
         logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        returned = _call(function, where, logp, old_logp, advantage, mask, **bounds)
+        returned = _call(function, where, logp, old_logp, advantage, mask, **taken)
         loss, stats = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
         _check_tensor(loss, logp, where, what="loss")
         if not loss.requires_grad:

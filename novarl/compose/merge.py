@@ -8,33 +8,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from novarl.algos.named import CLIPS, COMPARING, TEMPORAL, Algorithm
+from novarl.algos.axes import ESTIMATORS, SURROGATES, estimator, readers, surrogate
+from novarl.algos.named import Algorithm
 from novarl.config.tree import RLConfig
 from novarl.core.errors import NovaError
 
-READERS: dict[str, tuple[str, ...]] = {
-    "ema_beta": ("ema",),
-    "constant": ("constant",),
-    "n": ("n_step",),
-    "gamma": (*TEMPORAL, "prime"),
-    "lam": ("gae", "vtrace", "retrace", "td_lambda"),
-    "rho_max": ("vtrace", "clipped_is"),
-    "c_max": ("vtrace", "retrace"),
-    "is_level": ("clipped_is",),
-    "values": TEMPORAL,
-    "bootstrap_truncated": TEMPORAL,
-}
-"""Which estimators look at a key of `adv`."""
 ENTROPY_START = 0.01
 """The weight of the bonus that `entropy.target` begins with where neither the run nor the algorithm has one: it is
 adapted by factors, which no 0 would ever leave."""
-WEIGHED: tuple[str, ...] = ("vtrace", "clipped_is")
-"""Estimators whose advantage of a token already has the token's own pi_old / mu in it."""
 
 
 def merge(row: Algorithm, config: RLConfig) -> Algorithm:
     """The algorithm's row with the parts that the configuration names put in their places."""
     changes = _merge_credit(row, config) | _merge_surrogate(row, config)
+    changes["settings"] = _settings(replace(row, **changes), config)
     if config.entropy.coef is not None:
         changes["entropy_coef"] = config.entropy.coef
     elif config.entropy.target is not None:
@@ -90,43 +77,54 @@ def _adapted(merged: Algorithm, config: RLConfig) -> Algorithm:
 def _merge_credit(row: Algorithm, config: RLConfig) -> dict[str, Any]:
     adv = config.adv
     changes: dict[str, Any] = {}
-    estimator = adv.estimator or row.estimator
     if adv.estimator is not None and adv.estimator != row.estimator:
-        changes |= {"estimator": estimator, "norm_std": row.norm_std and estimator == "group", "whiten": False}
-        changes |= {"process": estimator == "prime", "values": row.values if estimator in TEMPORAL else None}
-        if estimator in TEMPORAL and row.values is None and estimator != "monte_carlo":
-            changes["values"] = "critic"
-    for name in ("norm_std", "whiten", "gamma", "lam", "values"):
+        wanted = estimator(adv.estimator)
+        values = row.values or ("critic" if "values" in wanted.needs else None)
+        changes |= {"estimator": adv.estimator, "whiten": False, "values": values if wanted.temporal else None}
+    for name in ("whiten", "values"):
         if getattr(adv, name) is not None:
             changes[name] = getattr(adv, name)
     return changes
 
 
 def _merge_surrogate(row: Algorithm, config: RLConfig) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    surrogate = config.loss.surrogate or row.surrogate
-    if config.clip.dual is not None and config.loss.surrogate is None and row.surrogate == "ppo_clip":
+    """The surrogate, and the settings of the row that still apply: not its bounds where the run names a surrogate."""
+    wanted, clip = config.loss.surrogate or row.surrogate, config.clip
+    changes: dict[str, Any] = {"surrogate": wanted}
+    if wanted != row.surrogate:
+        changes["settings"] = {key: row.settings[key] for key in row.settings if key.startswith("adv.")}
+    if clip.dual is not None and config.loss.surrogate is None and row.surrogate == "ppo_clip":
         changes["surrogate"] = "dual_clip"
-    if surrogate != row.surrogate:
-        low, high = CLIPS.get(surrogate, CLIPS["ppo_clip"])
-        changes |= {"surrogate": surrogate, "clip_low": low, "clip_high": high}
-    if config.clip.low is None and config.clip.high is None:
+    if (clip.low is None and clip.high is None) or "clip.high" in surrogate(wanted).reads:
         return changes
     several = (config.updates_per_rollout or row.updates_per_rollout) > 1
-    if surrogate in ("gpg", "sapo") or (surrogate == "reinforce" and (config.loss.surrogate or not several)):
+    if wanted != "reinforce" or config.loss.surrogate or not several:
         raise NovaError(
-            f"loss.surrogate={surrogate} has no ratio to clip"
+            f"loss.surrogate={wanted} has no ratio to clip"
             if config.loss.surrogate
             else f"algo={row.name} has no ratio to clip",
             where="clip",
             fix="use loss.surrogate=ppo_clip, or algo=ppo_clip, grpo or dapo",
         )
-    if surrogate == "reinforce":
-        changes["surrogate"] = "ppo_clip"
-    low, high = changes.get("clip_low", row.clip_low), changes.get("clip_high", row.clip_high)
-    if config.clip.low is not None:
-        low = high = config.clip.low
-    return changes | {"clip_low": low, "clip_high": high if config.clip.high is None else config.clip.high}
+    return {"surrogate": "ppo_clip"}
+
+
+def _settings(merged: Algorithm, config: RLConfig) -> dict[str, Any]:
+    """The keys that the estimator and the surrogate read, where the run or the row differs from their defaults."""
+    given = {key: given_in(config, key) for key in merged.options}
+    if given.get("clip.low") is not None and given["clip.high"] is None:
+        given["clip.high"] = given["clip.low"]
+    known = {key: row if given[key] is None else given[key] for key, row in merged.options.items()}
+    defaults = replace(merged, settings={}).options
+    return {key: value for key, value in known.items() if value != defaults[key]}
+
+
+def given_in(config: RLConfig, key: str) -> Any:
+    """What the configuration says of a key, None where that is its default."""
+    section, _, name = key.partition(".")
+    node = getattr(config, section)
+    value = getattr(node, name)
+    return None if value == type(node).model_fields[name].default else value
 
 
 def _merge_kl(row: Algorithm, config: RLConfig) -> dict[str, Any]:
@@ -154,7 +152,8 @@ def _merge_kl(row: Algorithm, config: RLConfig) -> dict[str, Any]:
 
 def _check_credit(merged: Algorithm, config: RLConfig) -> None:
     adv, alone = config.adv, config.responses_per_prompt == 1
-    if alone and merged.estimator in COMPARING:
+    row = estimator(merged.estimator)
+    if alone and "group" in row.needs:
         raise NovaError(
             f"algo={merged.name} compares the answers to one prompt, and with one answer there is nothing to compare",
             where="responses_per_prompt",
@@ -166,19 +165,21 @@ def _check_credit(merged: Algorithm, config: RLConfig) -> None:
             where="dynamic_sampling.enabled",
             fix="use responses_per_prompt=2 or more, or dynamic_sampling.enabled=false",
         )
-    if merged.estimator != "group" and merged.norm_std:
+    if adv.norm_std and "adv.norm_std" not in row.reads:
         raise NovaError(
             f"adv.estimator={merged.estimator} has no group whose deviation to divide by",
             where="adv.norm_std",
             fix="use adv.estimator=group, or adv.whiten=true",
         )
-    for name, readers in READERS.items():
-        default = type(adv).model_fields[name].default
-        if getattr(adv, name) != default and merged.estimator not in readers:
+    temporal = [name for name, record in ESTIMATORS.items() if record.temporal]
+    for name in type(adv).model_fields:
+        given = given_in(config, f"adv.{name}")
+        known = temporal if name in ("values", "bootstrap_truncated") else readers(f"adv.{name}")
+        if known and given is not None and given is not False and merged.estimator not in known:
             raise NovaError(
                 f"adv.estimator={merged.estimator} does not read it",
                 where=f"adv.{name}",
-                fix=f"use adv.estimator={readers[0]}, or leave it out",
+                fix=f"use adv.estimator={known[0]}, or leave it out",
             )
     if merged.values == "continuations" and merged.estimator != "gae":
         raise NovaError(
@@ -193,7 +194,7 @@ def _check_credit(merged: Algorithm, config: RLConfig) -> None:
             fix="use adv.values=critic, or leave it out",
         )
     for key in ("type", "tis_max"):
-        if getattr(config.correction, key) is not None and merged.estimator in WEIGHED:
+        if getattr(config.correction, key) is not None and row.weighted:
             raise NovaError(
                 f"adv.estimator={merged.estimator} has weighed each token by pi_old / mu, and would weigh it twice",
                 where=f"correction.{key}",
@@ -202,28 +203,25 @@ def _check_credit(merged: Algorithm, config: RLConfig) -> None:
     for section, used, fix in (
         ("critic", merged.values == "critic", "use algo=ppo, or leave it out"),
         ("vine", merged.values == "continuations", "use algo=vineppo, or leave it out"),
-        ("prime", merged.process, "use algo=prime, or leave it out"),
+        ("prime", "process" in row.needs, "use algo=prime, or leave it out"),
     ):
         if not used and getattr(config, section) != type(getattr(config, section))():
             raise NovaError(f"algo={merged.name} has nothing that would read it", where=section, fix=fix)
 
 
 def _check_surrogate(merged: Algorithm, config: RLConfig) -> None:
-    dual, loss = config.clip.dual, config.loss
-    for key, given, reader in (
-        ("clip.dual", dual is not None, "dual_clip"),
-        ("loss.tau_pos", loss.tau_pos != type(loss).model_fields["tau_pos"].default, "sapo"),
-        ("loss.tau_neg", loss.tau_neg != type(loss).model_fields["tau_neg"].default, "sapo"),
-    ):
-        if given and merged.surrogate != reader:
+    reads, dual = surrogate(merged.surrogate).reads, config.clip.dual
+    for key in dict.fromkeys(key for record in SURROGATES.values() for key in record.reads):
+        if key not in reads and given_in(config, key) is not None:
             raise NovaError(
                 f"loss.surrogate={merged.surrogate} does not read it",
                 where=key,
-                fix=f"use loss.surrogate={reader}, or leave it out",
+                fix=f"use loss.surrogate={readers(key)[0]}, or leave it out",
             )
-    if dual is not None and dual < 1.0 + merged.clip_high:
+    high = merged.options.get("clip.high", 0.0)
+    if dual is not None and dual < 1.0 + high:
         raise NovaError(
-            f"{dual:g} is below 1 + clip.high = {1.0 + merged.clip_high:g}, where the ratio is clipped already",
+            f"{dual:g} is below 1 + clip.high = {1.0 + high:g}, where the ratio is clipped already",
             where="clip.dual",
             fix="write a larger one, such as 3",
         )

@@ -6,16 +6,19 @@ This module loads no torch, so `novarl explain` answers at once.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from novarl.algos.axes import CORRECTIONS, SURROGATES, estimator
 from novarl.algos.named import ALGORITHMS, Algorithm
-from novarl.compose.coefficients import constraints, entropy_controller, kl_controller
-from novarl.compose.merge import WEIGHED, constrains_kl, merge
+from novarl.compose.coefficients import ADAPTIVE_KEYS, constraints, entropy_controller, kl_controller
+from novarl.compose.merge import constrains_kl, given_in, merge
 from novarl.config.adapting import MEASURED
 from novarl.config.base import Config
 from novarl.config.tree import BUILT_IN_MODELS, RLConfig, SFTConfig
+from novarl.control.controller import Controller
 from novarl.core.errors import NovaError, nearest
 from novarl.tasks.registry import Task, find_task
 
@@ -30,8 +33,6 @@ PRIME_SHARE = 0.1
 """The learning rate of process rewards over the policy's."""
 PRIME_BETA = 0.05
 """Of process rewards that start as the reference; those of `prime.model` have the one they were trained with."""
-WEIGHT_MAX = 2.0
-"""Where importance weights are cut unless `correction.tis_max` says otherwise."""
 COMPARED = ("grpo", "rloo", "ppo", "reinforce", "remax")
 """What a run is advised to be compared with: the first that takes its settings."""
 DATA_MAX_TOKENS = 256
@@ -42,7 +43,11 @@ DATA_SPLIT = "\n"
 
 @dataclass(frozen=True, slots=True)
 class RLPlan:
-    """What a reinforcement-learning run will do, every null filled in."""
+    """What a reinforcement-learning run will do, every null filled in.
+
+    `values` holds the keys of the configuration that this run reads and that are null or depend on the algorithm, each
+    with its value in the run.
+    """
 
     algorithm: Algorithm
     task: Task | None
@@ -56,6 +61,7 @@ class RLPlan:
     correction: str | None
     needs_reference: bool
     needs_old_logp: bool
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def resolve_rl(config: RLConfig) -> RLPlan:
@@ -84,16 +90,16 @@ def resolve_rl(config: RLConfig) -> RLPlan:
     warmup = config.warmup if config.warmup is not None else (task.warmup if task and fresh else 0)
     _check_critic(algorithm, updates, config)
     _check_objectives(config, task)
-    kl_controller(config, algorithm)
+    controller = kl_controller(config, algorithm)
     entropy_controller(config, algorithm)
     constraints(config)
     correction = config.correction.type or ("token" if config.correction.tis_max is not None else None)
-    if config.rollout.staleness and correction is None and algorithm.estimator not in WEIGHED:
+    if config.rollout.staleness and correction is None and not estimator(algorithm.estimator).weighted:
         correction = "token"
     objectives = set(config.multi_objective.objectives) if config.multi_objective.enabled else set()
     split = config.vine.split if config.vine.split is not None else task.split if task else DATA_SPLIT
     lr = config.optim.lr or usual_lr(model_in(config), task)
-    return RLPlan(
+    plan = RLPlan(
         algorithm=algorithm,
         task=task,
         warmup=warmup,
@@ -113,6 +119,58 @@ def resolve_rl(config: RLConfig) -> RLPlan:
         or config.constraint_optimization.enabled
         or bool(objectives & {"kl", "entropy"}),
     )
+    adapting = _controller(controller, config) if config.adaptive_kl.enabled else {}
+    return replace(plan, values=_values(config, plan) | adapting)
+
+
+def _values(config: RLConfig, plan: RLPlan) -> dict[str, Any]:
+    """The keys that the algorithm and the task decide, by their values in this run."""
+    row = plan.algorithm
+    values: dict[str, Any] = {
+        "optim.lr": plan.lr,
+        "warmup": plan.warmup,
+        "updates_per_rollout": row.updates_per_rollout,
+        "rollout.max_tokens": plan.max_tokens,
+        "entropy.coef": row.entropy_coef,
+        "loss.surrogate": row.surrogate,
+        "loss.agg": row.aggregation,
+        "dynamic_sampling.enabled": row.dynamic_sampling,
+        "adv.estimator": row.estimator,
+        "adv.norm_std": False,
+        "adv.whiten": row.whiten,
+    }
+    if row.surrogate in SURROGATES:
+        values |= row.options
+    else:  # whether a function of the user's own reads the bounds is not known before it is loaded
+        values |= {key: row.options[key] for key in estimator(row.estimator).reads}
+    if estimator(row.estimator).temporal:
+        values["adv.values"] = row.values
+    if row.values == "critic" and not config.critic.shared:
+        values |= {"critic.lr": plan.critic_lr}
+        values |= {"critic.updates_per_rollout": config.critic.updates_per_rollout or row.updates_per_rollout}
+    if row.values == "continuations" and plan.split:
+        values["vine.split"] = plan.split
+    if "process" in row.needs:
+        values |= {"prime.lr": plan.prime_lr} | ({"prime.beta": plan.prime_beta} if plan.prime_beta else {})
+    if plan.correction is not None:
+        reads = CORRECTIONS[plan.correction].reads
+        values["correction.type"] = plan.correction
+        values |= {key: given_in(config, key) or default for key, default in reads.items()}
+    if plan.needs_reference:
+        values |= {"kl.type": row.kl_type, "kl.coef": row.kl_coef}
+        values["kl.estimator"] = row.kl_estimator if row.kl_type else None
+    return values
+
+
+def _controller(controller: Controller, config: RLConfig) -> dict[str, Any]:
+    """The settings of what moves the KL coefficient."""
+    known = type(config.adaptive_kl).model_fields
+    named = {spec.name: ADAPTIVE_KEYS.get(spec.name, spec.name) for spec in fields(controller) if spec.init}
+    return {
+        f"adaptive_kl.{key}": controller.initial if name == "coef" else getattr(controller, name)
+        for name, key in named.items()
+        if key in known
+    }
 
 
 def other_algorithm(config: RLConfig) -> str | None:

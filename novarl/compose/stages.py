@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from novarl.algos import off_policy, surrogates
-from novarl.algos.named import CLIP_DUAL
+from novarl.algos.axes import CORRECTIONS, estimator, keywords, surrogate
+from novarl.algos.named import Algorithm
 from novarl.compose.custom import is_own, own_estimator, own_surrogate
 from novarl.compose.govern import build_governor, build_guard
 from novarl.compose.parts import Parts
-from novarl.compose.resolve import WEIGHT_MAX, RLPlan
+from novarl.compose.resolve import RLPlan
 from novarl.compose.suppliers import build_supplier, shared_value
 from novarl.compose.weights import optim_settings
 from novarl.config.tree import RLConfig
@@ -26,9 +26,6 @@ from novarl.loops.online import Stages
 from novarl.loops.state import Pending
 from novarl.run.play import Play
 from novarl.run.publish import link
-
-SEQUENCE_CORRECTIONS = ("sequence", "sequence_mask")
-"""Corrections that weigh an answer as a whole."""
 
 
 def online_stages(
@@ -88,9 +85,8 @@ def online_stages(
 def objective(config: RLConfig, plan: RLPlan) -> Objective:
     """Surrogate, correction, regularizers and aggregation of a run."""
     row = plan.algorithm
-    surrogate, correction = _surrogate(config, plan), _correction(config, plan)
     return Objective(
-        surrogate=surrogate,
+        surrogate=_surrogate(config, row),
         aggregation=row.aggregation,
         constant=float(plan.max_tokens) if row.constant == "max_tokens" else 1.0,
         kl_loss_coef=row.kl_coef if row.kl_type == "loss" else 0.0,
@@ -98,80 +94,46 @@ def objective(config: RLConfig, plan: RLPlan) -> Objective:
         kl_clamp=config.kl.clamp,
         kl_corrected=config.kl.corrected,
         entropy_coef=row.entropy_coef,
-        correction=correction,
+        correction=_correction(plan),
         proportional=not is_own(row.surrogate),
         by_sequence=frozenset(
             name
             for name, whole in (
-                ("surrogate", row.surrogate == "gspo"),
-                ("correction", plan.correction in SEQUENCE_CORRECTIONS),
+                ("surrogate", surrogate(row.surrogate).by_sequence),
+                ("correction", plan.correction is not None and CORRECTIONS[plan.correction].by_sequence),
             )
             if whole
         ),
     )
 
 
-def _surrogate(config: RLConfig, plan: RLPlan) -> Surrogate:
-    row = plan.algorithm
+def _surrogate(config: RLConfig, row: Algorithm) -> Surrogate:
+    record = surrogate(row.surrogate)
+    bounds = keywords(record.reads, row.options)
     if is_own(row.surrogate):
         given = config.clip.low is not None or config.clip.high is not None
-        return own_surrogate(
-            config.object("loss.surrogate") or row.surrogate,
-            clip_low=row.clip_low,
-            clip_high=row.clip_high,
-            clip_given=given,
-        )
-    function = getattr(surrogates, row.surrogate)
-    bounds = {"clip_low": row.clip_low, "clip_high": row.clip_high}
-    options = {
-        "ppo_clip": bounds,
-        "dual_clip": {**bounds, "clip_dual": config.clip.dual or CLIP_DUAL},
-        "gspo": bounds,
-        "cispo": bounds,
-        "sapo": {"tau_pos": config.loss.tau_pos, "tau_neg": config.loss.tau_neg},
-    }
-    return partial(function, **options.get(row.surrogate, {}))
+        return own_surrogate(config.object("loss.surrogate") or row.surrogate, bounds, clip_given=given)
+    return partial(getattr(surrogates, record.function), **bounds)
 
 
-def _correction(config: RLConfig, plan: RLPlan) -> Correction | None:
-    section = config.correction
-    maximum, geometric = section.tis_max or WEIGHT_MAX, section.geometric
-    return {
-        None: None,
-        "token": partial(off_policy.truncated_weight, maximum=maximum),
-        "sequence": partial(off_policy.sequence_truncated_weight, maximum=maximum, geometric=geometric),
-        "icepop": partial(off_policy.masked_weight, low=section.low, high=section.high),
-        "sequence_mask": partial(
-            off_policy.sequence_masked_weight, low=section.low, high=section.high, geometric=geometric
-        ),
-    }[plan.correction]
+def _correction(plan: RLPlan) -> Correction | None:
+    if plan.correction is None:
+        return None
+    record = CORRECTIONS[plan.correction]
+    return partial(getattr(off_policy, record.function), **keywords(record.reads, plan.values))
 
 
 def credit_rule(config: RLConfig, plan: RLPlan) -> CreditRule:
     """The first axis: the estimator, its keywords, and KL in the reward or the advantage."""
-    row, adv = plan.algorithm, config.adv
-    known: dict[str, dict[str, Any]] = {
-        "gae": {"gamma": row.gamma, "lam": row.lam},
-        "td_lambda": {"gamma": row.gamma, "lam": row.lam},
-        "vtrace": {"gamma": row.gamma, "lam": row.lam, "rho_max": adv.rho_max, "c_max": adv.c_max},
-        "retrace": {"gamma": row.gamma, "lam": row.lam, "c_max": adv.c_max},
-        "n_step": {"gamma": row.gamma, "n": adv.n},
-        "clipped_is": {"gamma": row.gamma, "level": adv.is_level, "rho_max": adv.rho_max},
-        "monte_carlo": {"gamma": row.gamma},
-        "prime": {"gamma": row.gamma},
-    }
-    options = known.get(row.estimator, {})
+    row = plan.algorithm
     return CreditRule(
         estimator=row.estimator,
-        norm_std=row.norm_std,
-        ema_beta=adv.ema_beta,
-        constant=adv.constant,
+        options=keywords(estimator(row.estimator).reads, row.options),
         whiten=row.whiten,
         kl_type=row.kl_type if plan.needs_reference else None,
         kl_estimator=row.kl_estimator,
         kl_clamp=config.kl.clamp,
         kl_coef=row.kl_coef,
-        gpg=row.surrogate == "gpg",
-        options=tuple(options.items()),
+        gpg=surrogate(row.surrogate).scales_groups,
         own=own_estimator(config.object("adv.estimator") or row.estimator) if is_own(row.estimator) else None,
     )

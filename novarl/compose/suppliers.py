@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from novarl.compose.parts import Parts
-from novarl.compose.resolve import PRIME_BETA
 from novarl.compose.weights import optim_settings
 from novarl.learn.critic import Critic, CriticSettings, SharedCritic, ValueScorer
 from novarl.learn.policy import SharedValue
@@ -28,7 +27,7 @@ def shared_value(parts: Parts) -> SharedValue | None:
 def build_supplier(parts: Parts, value: SharedValue | None) -> Supplier | None:
     """What the algorithm's row asks for."""
     row = parts.plan.algorithm
-    if row.process:
+    if "process" in row.needs:
         return _process_rewards(parts)
     if row.values == "continuations":
         return _continuations(parts)
@@ -85,7 +84,8 @@ def _critic(parts: Parts, value: SharedValue | None) -> Supplier:
 def _process_rewards(parts: Parts) -> ProcessRewards:
     section, named = parts.config.prime, parts.process_model
     optim = optim_settings(parts.config.optim, lr=parts.plan.prime_lr, total=parts.config.steps)
-    beta = parts.plan.prime_beta or (named.beta if named is not None else PRIME_BETA)
+    beta = parts.plan.prime_beta if named is None else parts.plan.prime_beta or named.beta
+    assert beta is not None
     settings = PrimeSettings(beta=beta, threshold=section.threshold, optim=optim)
     # At the policy's temperature, as the reference is scored: phi = ref must give rewards of 0.
     if named is None:

@@ -9,37 +9,38 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from novarl.algos import axes
+from novarl.algos.axes import CORRECTIONS, default
 from novarl.config.parts import Above0, AtLeast0, Beta, Count, Node, OwnFunction, Share, Text, Whole, refuse
-from novarl.core.axes import AggregationName, Estimator, KLEstimator, KLType, SurrogateName, ValueSource
 
 
 class Advantage(Node):
     """Credit: what an answer's reward is compared with."""
 
-    estimator: Estimator | OwnFunction | None = None
+    estimator: axes.EstimatorName | OwnFunction | None = None
     """group, leave_one_out, opo, reinforce_pp: the other answers to the prompt; mean: the batch; ema: the past; scst:
     the greedy answer; constant: a number; gae, vtrace, retrace, td_lambda, n_step, clipped_is, monte_carlo: values of
     the states on the way; prime: rewards of tokens; file.py:name: a function of your own; null: the algorithm's."""
     norm_std: bool | None = None
     """Divide by the standard deviation of the prompt's rewards; null: the algorithm's."""
-    ema_beta: Beta = 0.9
+    ema_beta: Beta = default("adv.ema_beta")
     """With estimator=ema: the weight of the past."""
-    constant: float = 0.0
+    constant: float = default("adv.constant")
     """With estimator=constant: what is subtracted from every reward."""
-    values: ValueSource | None = None
+    values: axes.ValueSource | None = None
     """Who supplies the values of states: a learnt critic, or fresh continuations from the steps of an answer; null: the
     algorithm's."""
     gamma: Share | None = None
     """Estimators over time: the discount of a step; null: the algorithm's."""
     lam: Share | None = None
     """gae, vtrace, retrace, td_lambda: 0 trusts the values, 1 the rewards; null: the algorithm's."""
-    n: Count = 5
+    n: Count = default("adv.n")
     """With estimator=n_step: how many rewards before the value."""
-    rho_max: Above0 = 1.0
+    rho_max: Above0 = default("adv.rho_max")
     """vtrace, clipped_is: the largest weight pi_old / mu of a step."""
-    c_max: Above0 = 1.0
+    c_max: Above0 = default("adv.c_max")
     """vtrace, retrace: the largest weight of what follows a step."""
-    is_level: Literal["decision", "trajectory"] = "decision"
+    is_level: Literal["decision", "trajectory"] = default("adv.is_level")
     """With estimator=clipped_is: a weight for every step and what follows it, or one for the whole answer, the product
     of all its ratios."""
     bootstrap_truncated: bool = False
@@ -58,7 +59,7 @@ class Advantage(Node):
             "use adv.estimator=group, or adv.whiten=true",
         )
         refuse(
-            chosen is not None and chosen != "ema" and self.ema_beta != 0.9,
+            chosen is not None and chosen != "ema" and self.ema_beta != default("adv.ema_beta"),
             "adv.ema_beta",
             f"adv.estimator={chosen} keeps no moving average",
             "use adv.estimator=ema, or leave adv.ema_beta out",
@@ -158,22 +159,23 @@ class Clip(Node):
 class Correction(Node):
     """Off-policy correction by importance weights pi_old / mu."""
 
-    type: Literal["token", "sequence", "icepop", "sequence_mask"] | None = None
+    type: axes.CorrectionName | None = None
     """token, sequence: weights, cut at tis_max; icepop, sequence_mask: 1 within [low, high], else 0; null: token where
     tis_max is given or the samples are old (rollout.staleness=1), otherwise no correction."""
     tis_max: Above0 | None = None
     """The largest weight; null: 2 where the type has weights."""
-    low: Above0 = 0.5
+    low: Above0 = default("correction.low")
     """The smallest ratio that a mask lets pass."""
-    high: Above0 = 5.0
+    high: Above0 = default("correction.high")
     """The largest ratio that a mask lets pass."""
-    geometric: bool = False
+    geometric: bool = default("correction.geometric")
     """sequence, sequence_mask: the length-th root of an answer's ratio, which is not exact and does not explode with
     length."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Correction:
-        masks = self.type in ("icepop", "sequence_mask")
+        reads = CORRECTIONS[self.type].reads if self.type else {}
+        masks, low, high = "correction.low" in reads, default("correction.low"), default("correction.high")
         refuse(
             masks and self.tis_max is not None,
             "correction.tis_max",
@@ -181,13 +183,13 @@ class Correction(Node):
             "use correction.low and correction.high, or correction.type=token",
         )
         refuse(
-            not masks and (self.low != 0.5 or self.high != 5.0),
-            "correction.low" if self.low != 0.5 else "correction.high",
+            not masks and (self.low != low or self.high != high),
+            "correction.low" if self.low != low else "correction.high",
             f"correction.type={self.type or 'null'} has no bounds",
             "use correction.tis_max, or correction.type=icepop",
         )
         refuse(
-            self.geometric and self.type not in ("sequence", "sequence_mask"),
+            self.geometric and "correction.geometric" not in reads,
             "correction.geometric",
             f"correction.type={self.type or 'null'} does not weigh answers as a whole",
             "use correction.type=sequence or sequence_mask, or leave it out",
@@ -201,9 +203,9 @@ class Correction(Node):
 class KL(Node):
     """A penalty on the distance from the starting policy."""
 
-    type: KLType | None = None
+    type: axes.KLType | None = None
     """Where it enters; null: the algorithm's."""
-    estimator: KLEstimator | None = None
+    estimator: axes.KLEstimator | None = None
     """null: the algorithm's if its KL enters at the same place, otherwise k2 as a loss and k1 elsewhere."""
     coef: AtLeast0 | None = None
     """Its weight, 0 for none; null: the algorithm's."""
@@ -277,16 +279,16 @@ class Entropy(Node):
 class Loss(Node):
     """What is minimised for each token, and how the losses of tokens become one number."""
 
-    surrogate: SurrogateName | OwnFunction | None = None
+    surrogate: axes.SurrogateName | OwnFunction | None = None
     """What of a token's log-probability and advantage is minimised; file.py:name: a function of your own; null: the
     algorithm's."""
 
-    agg: AggregationName | None = None
+    agg: axes.AggregationName | None = None
     """token: mean over tokens; sequence: mean over answers of their mean; constant: sum over a fixed number;
     null: the algorithm's."""
-    tau_pos: Above0 = 1.0
+    tau_pos: Above0 = default("loss.tau_pos")
     """surrogate=sapo: the temperature of the gate where the advantage is positive; larger closes it faster."""
-    tau_neg: Above0 = 1.05
+    tau_neg: Above0 = default("loss.tau_neg")
     """surrogate=sapo: the temperature of the gate elsewhere."""
     mask_truncated: bool = False
     """Leave answers that a limit cut off out of the loss, and out of the means that it is made of. Their rewards still

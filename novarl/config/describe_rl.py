@@ -4,48 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from novarl.algos.axes import CORRECTIONS, ESTIMATORS, SURROGATES, estimator
 from novarl.config.adapting import AdaptiveKL
 from novarl.config.tree import RLConfig
 
-AGAINST = {
-    "group": "the mean of its prompt's responses",
-    "leave_one_out": "the mean of its prompt's other responses",
-    "reinforce_pp": "the mean of its prompt's responses",
-    "opo": "the mean of its prompt's responses, weighed by their lengths",
-    "none": "nothing",
-    "mean": "the mean of the batch",
-    "ema": "the moving average of past rewards",
-    "scst": "the greedy response to its prompt",
-    None: "what the algorithm says",
-}
-OVER_TIME = {
-    "gae": "GAE",
-    "vtrace": "V-trace",
-    "retrace": "Retrace",
-    "td_lambda": "TD(lambda)",
-    "n_step": "returns of several steps",
-    "clipped_is": "returns with clipped importance weights",
-    "monte_carlo": "whole returns",
-}
-SURROGATES = {
-    "reinforce": "advantage times log-probability",
-    "ppo_clip": "the clipped ratio",
-    "dual_clip": "the ratio, clipped twice",
-    "gspo": "the clipped ratio of whole answers",
-    "cispo": "log-probability weighed by the cut ratio",
-    "gpg": "advantage times log-probability, scaled to the groups that vary",
-    "sapo": "the ratio behind a soft gate",
-}
 MEANS = {
     "token": "mean over tokens",
     "sequence": "mean over answers of their means",
     "constant": "sum over tokens, divided by a constant",
-}
-CORRECTIONS = {
-    "token": "each token's loss is weighed by pi_old / mu, at most {most:g}",
-    "sequence": "each answer's loss is weighed by its pi_old / mu, at most {most:g}",
-    "icepop": "tokens whose pi_old / mu lies outside [{low:g}, {high:g}] are left out",
-    "sequence_mask": "answers whose pi_old / mu lies outside [{low:g}, {high:g}] are left out",
 }
 REFERENCES = {
     "start": "the policy as it was when reinforcement began",
@@ -74,7 +40,7 @@ def unread(config: RLConfig) -> list[str]:
     used = {
         "critic": config.adv.values == "critic",
         "vine": config.adv.values == "continuations",
-        "prime": config.adv.estimator == "prime",
+        "prime": "process" in estimator(config.adv.estimator).needs,
     }
     return [section for section, reads in used.items() if not reads]
 
@@ -94,17 +60,20 @@ def _credit(config: RLConfig) -> str:
     adv = config.adv
     spread = ", divided by their standard deviation" if adv.norm_std else ""
     whole = "; whitened over all tokens" if adv.whiten else ""
-    if adv.estimator in OVER_TIME:
-        known = (("gamma", adv.gamma), ("lambda", adv.lam), ("n", adv.n if adv.estimator == "n_step" else None))
-        options = ", ".join(f"{name} {value:g}" for name, value in known if value is not None)
-        level = " of the whole answer" if (adv.estimator, adv.is_level) == ("clipped_is", "trajectory") else ""
-        return f"Credit: {OVER_TIME[adv.estimator]}{level} over the tokens of an answer, {options}{whole}."
-    if adv.estimator == "prime":
-        return f"Credit: the outcome and the rewards of tokens, both less those of the prompt's other responses{whole}."
-    if adv.estimator is not None and adv.estimator.rpartition(":")[0]:
+    if adv.estimator is None:
+        return f"Credit: a reward compared with what the algorithm says{spread}{whole}."
+    if adv.estimator not in ESTIMATORS:
         return f"Credit: the advantages that {adv.estimator} gives{whole}."
-    against = f"{adv.constant:g}" if adv.estimator == "constant" else AGAINST[adv.estimator]
-    return f"Credit: a reward compared with {against}{spread}{whole}."
+    row = ESTIMATORS[adv.estimator]
+    words = row.words.format(adv=adv)
+    if row.temporal:
+        known = (("gamma", adv.gamma), ("lambda", adv.lam), ("n", adv.n if "adv.n" in row.reads else None))
+        options = ", ".join(f"{name} {value:g}" for name, value in known if value is not None)
+        level = " of the whole answer" if adv.is_level == "trajectory" else ""
+        return f"Credit: {words}{level} over the tokens of an answer, {options}{whole}."
+    if "process" in row.needs:
+        return f"Credit: {words}{whole}."
+    return f"Credit: a reward compared with {words}{spread}{whole}."
 
 
 def _values(config: RLConfig) -> str | None:
@@ -128,7 +97,7 @@ def _values(config: RLConfig) -> str | None:
 
 
 def _process(config: RLConfig) -> str | None:
-    if config.adv.estimator != "prime":
+    if config.adv.estimator is None or "process" not in estimator(config.adv.estimator).needs:
         return None
     prime = config.prime
     scale = "beta" if prime.beta is None else f"{prime.beta:g}"
@@ -143,7 +112,8 @@ def _process(config: RLConfig) -> str | None:
 
 
 def _loss(config: RLConfig) -> str:
-    surrogate = SURROGATES.get(config.loss.surrogate or "", config.loss.surrogate or "what the algorithm says")
+    named = config.loss.surrogate or "what the algorithm says"
+    surrogate = SURROGATES[named].words if named in SURROGATES else named
     clip = (
         f"; ratios stay within [1 - {config.clip.low:g}, 1 + {config.clip.high:g}]"
         if config.clip.low and config.clip.high
@@ -161,7 +131,7 @@ def _correction(config: RLConfig) -> str | None:
     section = config.correction
     if section.type is None:
         return None
-    words = CORRECTIONS[section.type].format(most=section.tis_max or 0.0, low=section.low, high=section.high)
+    words = CORRECTIONS[section.type].words.format(correction=section)
     root = ", the ratio of an answer being the mean (geometric) of its tokens'" if section.geometric else ""
     return f"Correction: {words}{root}."
 

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from novarl.algos.axes import estimator
 from novarl.config.adapting import AdaptiveKL, ConstraintOptimization, MultiObjective
 from novarl.config.algorithm import (
     KL,
@@ -143,7 +144,7 @@ class RLConfig(TrainConfig):
     def _groups_are_large_enough(self) -> None:
         alone = self.responses_per_prompt == 1
         refuse(
-            alone and self.adv.estimator in ("group", "leave_one_out", "reinforce_pp", "opo", "prime"),
+            alone and self.adv.estimator is not None and "group" in estimator(self.adv.estimator).needs,
             "adv.estimator",
             f"{self.adv.estimator} compares the answers to one prompt, and responses_per_prompt=1 leaves no others",
             "use responses_per_prompt=2 or more, or adv.estimator=mean",

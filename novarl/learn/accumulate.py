@@ -3,52 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from novarl.core.types import Batch
+from novarl.core.types import Batch, Record
 from novarl.distributed.ranks import Ranks
 from novarl.distributed.shard import is_sharded
 from novarl.kernels.accumulation import fused_accumulation
 from novarl.learn.fitting import SPLIT, Splits, fitting
 from novarl.learn.ledger import Ledger
-from novarl.learn.optim import Optimizer
+from novarl.learn.optim import Optimizer, OptimSettings
 from novarl.learn.plan import piece, plan
 
+Backward = Callable[[Batch, Tensor, Ledger], None]
+"""(part, index, ledger): add the gradient of one micro-batch, by `loss.backward()` alone (gradients in some weights are
+added to `.grad` on the way), and report to `ledger`; `index` [n] says where in the batch its tokens are."""
 
-def accumulate(
-    batch: Batch,
-    backward: Callable[[Batch, Tensor], None],
-    ledger: Ledger,
-    *,
-    optimizer: Optimizer,
-    ranks: Ranks,
-    budget: int,
-    device: torch.device,
-    splits: Splits,
-    shares: bool,
-    apart: Tensor | None = None,
-) -> None:
-    """Leave the gradient of `batch`, over all ranks, where `optimizer` finds it.
 
-    `backward(part, index)` adds the gradient of one micro-batch on `device`, by `loss.backward()` alone (gradients in
-    some weights are added to `.grad` on the way), and reports to `ledger`; `index` [n] says where in the batch its
-    tokens are. Where memory runs out both are emptied before the next attempt (`fitting`). The trajectories
-    of `apart` [R] bool are in micro-batches of their own. `shares`: the model computes once what sequences begin with
-    together.
+class Scoring(Protocol):
+    """Where a model computes, whether what sequences begin with together is computed once, and who counts the
+    micro-batches that had to be split."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def shares(self) -> bool: ...
+    @property
+    def splits(self) -> Splits: ...
+
+
+class Accumulator:
+    """A model's optimiser, and the passes over whole batches that give it gradients.
+
+    `scorer` is what runs the model, `budget` the most tokens of a micro-batch.
     """
 
-    def attempt(micro: Iterator[list[int]]) -> None:
-        with fused_accumulation():
-            for trajectories in micro:
-                backward(*piece(batch, trajectories, device))
+    def __init__(self, model: nn.Module, scorer: Scoring, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
+        self.scorer, self.ranks, self.budget = scorer, ranks, budget
+        self.optimizer = Optimizer(model, optim)
 
-    def undo() -> None:
-        optimizer.drop_gradients()
-        ledger.clear()
+    def gradient(self, batch: Batch, backward: Backward, *, apart: Tensor | None = None) -> Ledger:
+        """Leave the gradient of `batch`, over all ranks, where the optimiser finds it; returns the reports.
 
-    micro = plan(batch, ranks, budget, apart=apart, shares=shares)
-    fitting(micro, attempt, splits, undo=undo, sharding=optimizer.sharding)
-    ledger.count(SPLIT, splits.take())
-    ranks.sum_(*(gradient for gradient in optimizer.gradients() if not is_sharded(gradient)))
+        Where memory runs out, gradients and reports are emptied before the next attempt (`fitting`). The trajectories
+        of `apart` [R] bool are in micro-batches of their own.
+        """
+        ledger, device = Ledger(), self.scorer.device
+
+        def attempt(micro: Iterator[list[int]]) -> None:
+            with fused_accumulation():
+                for trajectories in micro:
+                    backward(*piece(batch, trajectories, device), ledger)
+
+        def undo() -> None:
+            self.optimizer.drop_gradients()
+            ledger.clear()
+
+        micro = plan(batch, self.ranks, self.budget, apart=apart, shares=self.scorer.shares)
+        fitting(micro, attempt, self.scorer.splits, undo=undo, sharding=self.optimizer.sharding)
+        ledger.count(SPLIT, self.scorer.splits.take())
+        self.ranks.sum_(*(gradient for gradient in self.optimizer.gradients() if not is_sharded(gradient)))
+        return ledger
+
+    def update(self, batch: Batch, backward: Backward, *, prefix: str = "") -> Record:
+        """One optimiser update on the whole batch; the Record is the same on every rank. `prefix` is put before the
+        names `grad_norm` and `lr`."""
+        ledger = self.gradient(batch, backward)
+        norm, rate = self.optimizer.step()
+        return ledger.reduce(self.ranks) | {f"{prefix}grad_norm": norm, f"{prefix}lr": rate}

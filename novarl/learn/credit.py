@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from novarl.algos import advantages
-from novarl.algos.named import COMPARING, OFF_POLICY, TEMPORAL
+from novarl.algos.axes import ESTIMATORS, Estimator, estimator
 from novarl.algos.surrogates import gpg_alpha
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Credit, Record, Scores
@@ -22,27 +22,21 @@ from novarl.learn.plan import per_trajectory, trajectory_of_tokens
 class CreditRule:
     """How rewards become advantages.
 
-    `estimator`: a function of `algos.advantages` by name. Those of whole trajectories compare a reward with its group
-    ("group", "leave_one_out", "reinforce_pp", "opo"), the batch ("mean"), the past ("ema"), a number ("constant"), the
-    greedy answer ("scst") or nothing ("none"); the TEMPORAL ones use the values in the Scores, "prime" their token
-    rewards. `own` (rewards [S], group [S] -> advantage [S]) is one of the user's, and stands in for them. `options` are
-    the estimator's keywords. `kl_type` "reward" subtracts beta * KL_t from the reward of each token, "advantage" from
-    its advantage; `kl_clamp` is the largest k3 of a token. `gpg` multiplies the advantages of a rollout by
-    `surrogates.gpg_alpha`, which makes up for its groups of equal rewards; for estimators that give such a group a
-    gradient all the same there is nothing to make up for.
+    `estimator` is a row of `algos.axes.ESTIMATORS` by name, and `options` are the keywords of its function. `own`
+    (rewards [S], group [S] -> advantage [S]) is an estimator of the user's, used instead. `kl_type` "reward" subtracts
+    beta * KL_t from the reward of each token, "advantage" from its advantage; `kl_clamp` is the largest k3 of a token.
+    `gpg` multiplies the advantages of a rollout by `surrogates.gpg_alpha`, which makes up for its groups of equal
+    rewards; for estimators that give such a group a gradient all the same there is nothing to make up for.
     """
 
     estimator: str
-    norm_std: bool = False
-    ema_beta: float = 0.9
-    constant: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
     whiten: bool = False
     kl_type: str | None = None
     kl_estimator: str = "k1"
     kl_clamp: float | None = None
     kl_coef: float = 0.0
     gpg: bool = False
-    options: tuple[tuple[str, Any], ...] = ()
     own: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __call__(
@@ -59,6 +53,9 @@ class CreditRule:
         `reward` [R] stands in for the batch's where several objectives are weighed, `kl_coef` for the rule's own where
         a controller moves it.
         """
+        if self.own is None and self.estimator not in ESTIMATORS:
+            raise NovaError(f"unknown estimator {self.estimator!r}", where="adv.estimator")
+        row = estimator(self.estimator)
         reward = batch.reward if reward is None else reward
         record: Record = {}
         penalty = torch.zeros_like(batch.behavior_logp)
@@ -68,15 +65,16 @@ class CreditRule:
             record |= {"kl_penalty": penalty[batch.mask].mean().item(), "kl_coef": coef}
         in_reward = penalty if self.kl_type == "reward" else torch.zeros_like(penalty)
         returns: Tensor | None = None
-        if self.estimator in TEMPORAL:
-            advantage, returns = self._temporal(batch, scores, reward, in_reward)
-        elif self.estimator == "prime":
+        if row.temporal:
+            advantage, returns = self._temporal(row, batch, scores, reward, in_reward)
+        elif "process" in row.needs:
             advantage = self._prime(batch, scores, reward - per_trajectory(batch, in_reward.to(reward.dtype)))
         else:
             reward = reward - per_trajectory(batch, in_reward.to(reward.dtype))
-            of_answer, ema = self._baseline(batch, reward, ema)
+            of_answer, ema = self._baseline(row, batch, reward, ema)
             if self.gpg:
-                alpha = self._gpg_alpha(batch, reward)
+                trained, compared = ~batch.baseline, "group" in row.needs
+                alpha = gpg_alpha(reward[trained], batch.group[trained]) if compared else reward.new_ones(())
                 of_answer, record["gpg_alpha"] = alpha * of_answer, alpha.item()
             advantage = of_answer[trajectory_of_tokens(batch)] * batch.mask
         if self.kl_type == "advantage":
@@ -95,41 +93,27 @@ class CreditRule:
             )
         return kl_per_token(self.kl_estimator, scores.old_logp, scores.ref_logp, self.kl_clamp)
 
-    def _baseline(self, batch: Batch, reward: Tensor, ema: float | None) -> tuple[Tensor, float | None]:
+    def _baseline(self, row: Estimator, batch: Batch, reward: Tensor, ema: float | None) -> tuple[Tensor, float | None]:
         """One advantage for each trajectory [R], 0 for those that only serve as a baseline."""
         trained = ~batch.baseline
         result = torch.zeros_like(reward)
         own, groups = reward[trained], batch.group[trained]
         if self.own is not None:
             result[trained] = self.own(own, groups)
-        elif self.estimator == "group":
-            result[trained] = advantages.group(own, groups, norm_std=self.norm_std)
-        elif self.estimator == "leave_one_out":
-            result[trained] = advantages.leave_one_out(own, groups)
-        elif self.estimator == "reinforce_pp":
-            result[trained] = advantages.reinforce_pp(own, groups)
-        elif self.estimator == "opo":
-            lengths = torch.bincount(trajectory_of_tokens(batch)[batch.mask], minlength=len(reward))
-            result[trained] = advantages.opo(own, groups, lengths=lengths[trained])
-        elif self.estimator == "mean":
-            result[trained] = advantages.batch(own, groups)
-        elif self.estimator == "ema":
-            result[trained], ema = advantages.ema_baseline(own, ema, beta=self.ema_beta)
-        elif self.estimator == "scst":
-            result[trained] = advantages.scst(own, self._greedy(batch, reward)[trained])
-        elif self.estimator in ("none", "constant"):
-            result[trained] = advantages.constant_baseline(own, self.constant)
-        else:
-            raise NovaError(f"unknown estimator {self.estimator!r}", where="adv.estimator")
+            return result, ema
+        inputs: dict[str, Callable[[], Any]] = {
+            "group": lambda: groups,
+            "lengths": lambda: torch.bincount(trajectory_of_tokens(batch)[batch.mask], minlength=len(reward))[trained],
+            "greedy": lambda: _greedy(batch, reward)[trained],
+            "ema": lambda: ema,
+        }
+        found = getattr(advantages, row.function)(own, **{name: inputs[name]() for name in row.takes}, **self.options)
+        result[trained], ema = found if "ema" in row.takes else (found, ema)
         return result, ema
 
-    def _gpg_alpha(self, batch: Batch, reward: Tensor) -> Tensor:
-        """B / (B - M) of the groups that are learnt from, 0-d."""
-        if self.estimator not in COMPARING:
-            return reward.new_ones(())
-        return gpg_alpha(reward[~batch.baseline], batch.group[~batch.baseline])
-
-    def _temporal(self, batch: Batch, scores: Scores, reward: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
+    def _temporal(
+        self, row: Estimator, batch: Batch, scores: Scores, reward: Tensor, penalty: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """(advantage [N], returns [N]) of an estimator over time, on the trained tokens of each trajectory in a row."""
         rows = Rows.of(batch)
         values = rows.spread(scores.values if scores.values is not None else torch.zeros_like(penalty))
@@ -140,19 +124,17 @@ class CreditRule:
             "values": values,
             "mask": rows.mask,
             "bootstrap": scores.bootstrap if scores.bootstrap is not None else torch.zeros_like(reward),
-            **dict(self.options),
+            **self.options,
         }
-        if self.estimator in OFF_POLICY:
+        if "old_logp" in row.needs:
             assert scores.old_logp is not None
             known |= {"logp": rows.spread(scores.old_logp), "behavior_logp": rows.spread(batch.behavior_logp)}
         if scores.segment is not None:
             advantage, returns = advantages.segment_gae(segment=rows.spread(scores.segment), **known)
         else:
-            advantage, returns = getattr(advantages, self.estimator)(**known)
-        if self.estimator == "retrace":
-            # Its own returns estimate Q of the token that was chosen, and a critic of states fitted to them would learn
-            # the sampler's mean of Q. V-trace has the target for V; on-policy the two are one.
-            _, returns = advantages.vtrace(**known)
+            advantage, returns = getattr(advantages, row.function)(**known)
+        if row.returns is not None:
+            _, returns = getattr(advantages, row.returns)(**known)
         return rows.flat(advantage), rows.flat(returns)
 
     def _prime(self, batch: Batch, scores: Scores, reward: Tensor) -> Tensor:
@@ -166,17 +148,17 @@ class CreditRule:
         process = rows.spread(scores.token_reward)
         advantage = torch.zeros_like(process)
         advantage[trained] = advantages.prime(
-            process[trained], rows.mask[trained], reward[trained], batch.group[trained], **dict(self.options)
+            process[trained], rows.mask[trained], reward[trained], batch.group[trained], **self.options
         )
         return rows.flat(advantage)
 
-    @staticmethod
-    def _greedy(batch: Batch, reward: Tensor) -> Tensor:
-        """The reward of each trajectory's greedy twin, matched by group."""
-        _, compact = batch.group.unique(return_inverse=True)
-        twin = torch.full((int(compact.max()) + 1,), float("nan"), dtype=reward.dtype)
-        twin[compact[batch.baseline]] = reward[batch.baseline]
-        return twin[compact]
+
+def _greedy(batch: Batch, reward: Tensor) -> Tensor:
+    """The reward of each trajectory's greedy twin [R], matched by group."""
+    _, compact = batch.group.unique(return_inverse=True)
+    twin = torch.full((int(compact.max()) + 1,), float("nan"), dtype=reward.dtype)
+    twin[compact[batch.baseline]] = reward[batch.baseline]
+    return twin[compact]
 
 
 @dataclass(frozen=True, slots=True)

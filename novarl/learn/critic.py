@@ -14,10 +14,10 @@ from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.data.pack import minibatches, select
 from novarl.distributed.ranks import Ranks
 from novarl.distributed.shard import sharding_of
-from novarl.learn.accumulate import accumulate
+from novarl.learn.accumulate import Accumulator
 from novarl.learn.fitting import Splits, fitting, joined
 from novarl.learn.ledger import Ledger
-from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
+from novarl.learn.optim import OptimSettings, put_weights, weights_of
 from novarl.learn.plan import piece, plan, trajectory_of_tokens
 from novarl.models.forward import Layout, shares
 from novarl.models.heads import ValueModel, token_values
@@ -94,7 +94,8 @@ class Critic:
 
     def __init__(self, scorer: ValueScorer, settings: CriticSettings, *, ranks: Ranks, budget: int) -> None:
         self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
-        self.optimizer = Optimizer(scorer.model, settings.optim)
+        self.accumulator = Accumulator(scorer.model, scorer, optim=settings.optim, ranks=ranks, budget=budget)
+        self.optimizer = self.accumulator.optimizer
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
         """The scores with values in them."""
@@ -115,25 +116,12 @@ class Critic:
         return record
 
     def _update(self, batch: Batch, old: Tensor, returns: Tensor) -> Record:
-        ledger = Ledger()
         count = max(1, int(batch.mask.sum()))
 
-        def backward(part: Batch, index: Tensor) -> None:
+        def backward(part: Batch, index: Tensor, ledger: Ledger) -> None:
             self._backward(part, old[index], returns[index], count, ledger)
 
-        accumulate(
-            batch,
-            backward,
-            ledger,
-            optimizer=self.optimizer,
-            ranks=self.ranks,
-            budget=self.budget,
-            device=self.scorer.device,
-            splits=self.scorer.splits,
-            shares=self.scorer.shares,
-        )
-        norm, rate = self.optimizer.step()
-        return ledger.reduce(self.ranks) | {"critic_grad_norm": norm, "critic_lr": rate}
+        return self.accumulator.update(batch, backward, prefix="critic_")
 
     def _backward(self, part: Batch, old: Tensor, returns: Tensor, count: int, ledger: Ledger) -> None:
         """Add one micro-batch's gradient."""

@@ -18,11 +18,11 @@ from novarl.algos.values import value_loss
 from novarl.core.types import Batch, Credit, Record, Scores
 from novarl.distributed.ranks import Ranks
 from novarl.distributed.shard import full
-from novarl.learn.accumulate import accumulate
+from novarl.learn.accumulate import Accumulator
 from novarl.learn.guard import StepGuard
 from novarl.learn.ledger import Ledger
 from novarl.learn.objective import KL_ESTIMATORS, Objective
-from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
+from novarl.learn.optim import OptimSettings, put_weights, weights_of
 from novarl.learn.plan import per_trajectory, piece, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import predicted
@@ -63,7 +63,9 @@ class PolicyLearner:
         self.reference_decay = reference_decay
         self.objective, self.ranks, self.budget = objective, ranks, budget
         self.needs_old_logp, self.value, self.guard = needs_old_logp, value, guard
-        self.optimizer = Optimizer(model if value is None else nn.ModuleList([model, value.head]), optim)
+        learnt = model if value is None else nn.ModuleList([model, value.head])
+        self.accumulator = Accumulator(learnt, scorer, optim=optim, ranks=ranks, budget=budget)
+        self.optimizer = self.accumulator.optimizer
 
     def score(self, batch: Batch) -> Scores:
         """What the update needs to know of the batch before the weights move."""
@@ -73,7 +75,6 @@ class PolicyLearner:
 
     def update(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
         """One optimiser update on the whole minibatch; the Record is the same on every rank."""
-        ledger = Ledger()
         weight = aggregate.weights(
             batch.mask,
             trajectory_of_tokens(batch),
@@ -84,22 +85,11 @@ class PolicyLearner:
         )
         before = torch.zeros_like(batch.behavior_logp)
 
-        def backward(part: Batch, index: Tensor) -> None:
+        def backward(part: Batch, index: Tensor, ledger: Ledger) -> None:
             logp = self._backward(part, index, weight=weight, scores=scores, credit=credit, ledger=ledger)
             before[index] = logp.to(before)
 
-        accumulate(
-            batch,
-            backward,
-            ledger,
-            optimizer=self.optimizer,
-            ranks=self.ranks,
-            budget=self.budget,
-            device=self.scorer.device,
-            splits=self.scorer.splits,
-            shares=self.scorer.shares,
-            apart=self._at_rest(batch, credit.advantage),
-        )
+        ledger = self.accumulator.gradient(batch, backward, apart=self._at_rest(batch, credit.advantage))
         self.ranks.sum_(before)
         old = before if scores.old_logp is None else scores.old_logp
         record = self._step(batch, old)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,9 @@ from novarl.core.types import Batch, Record, Sequence
 from novarl.data.pack import pack_sequences, padded, select
 from novarl.data.pairs import Labelled, Pair
 from novarl.distributed.ranks import Ranks
-from novarl.learn.accumulate import accumulate
-from novarl.learn.fitting import Splits
+from novarl.learn.accumulate import Accumulator, Scoring
 from novarl.learn.ledger import Ledger
-from novarl.learn.optim import Optimizer, OptimSettings
+from novarl.learn.optim import OptimSettings
 from novarl.learn.plan import trajectory_of_tokens
 from novarl.learn.scorer import Scorer
 
@@ -33,25 +32,13 @@ SLAB = 1024
 """Sequences whose reference log-probabilities are computed at a time."""
 
 
-class Scoring(Protocol):
-    """Where a model computes, whether what sequences begin with together is computed once, and who counts the
-    micro-batches that had to be split."""
-
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def shares(self) -> bool: ...
-    @property
-    def splits(self) -> Splits: ...
-
-
 class TrajectoryLearner:
     """One optimiser update of the mean of a loss per trajectory. Subclasses say what the loss is."""
 
     def __init__(self, model: nn.Module, scorer: Scoring, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
-        self.device, self.shares, self.ranks, self.budget = scorer.device, scorer.shares, ranks, budget
-        self.optimizer = Optimizer(model, optim)
-        self.splits = scorer.splits  # what a pass over a reference had to split is told with the next update
+        self.ranks, self.budget = ranks, budget
+        self.accumulator = Accumulator(model, scorer, optim=optim, ranks=ranks, budget=budget)
+        self.optimizer = self.accumulator.optimizer
 
     def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of each trajectory of a micro-batch [R], and metrics by name, of any shapes: means are reported."""
@@ -59,10 +46,9 @@ class TrajectoryLearner:
 
     def update(self, batch: Batch) -> Record:
         """One optimiser update on the whole batch; the Record is the same on every rank."""
-        ledger = Ledger()
         count = trajectory_of_tokens(batch)[batch.mask].unique().numel()
 
-        def backward(part: Batch, _: Tensor) -> None:
+        def backward(part: Batch, _: Tensor, ledger: Ledger) -> None:
             losses, metrics = self.losses(part)
             loss = losses.sum() / count
             loss.backward()
@@ -71,19 +57,8 @@ class TrajectoryLearner:
             for name, values in metrics.items():
                 ledger.mean(name, values)
 
-        accumulate(
-            batch,
-            backward,
-            ledger,
-            optimizer=self.optimizer,
-            ranks=self.ranks,
-            budget=self.budget,
-            device=self.device,
-            splits=self.splits,
-            shares=self.shares,
-        )
-        norm, rate = self.optimizer.step()
-        return ledger.reduce(self.ranks) | {"grad_norm": norm, "lr": rate, "tokens": float(batch.tokens.numel())}
+        record = self.accumulator.update(batch, backward)
+        return record | {"tokens": float(batch.tokens.numel())}
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict()}
@@ -159,7 +134,7 @@ class KTOLearner(TrajectoryLearner):
         """Two passes: over the strangers without gradients, for the point of reference; then over the answers."""
         strangers = one_side(batch, 1)
         logp = answer_sums(strangers, self.scorer.logprobs(strangers, self.ranks, self.budget))
-        self.point = preference.kto_point(logp, reference_sums(strangers)).to(self.device)
+        self.point = preference.kto_point(logp, reference_sums(strangers)).to(self.accumulator.scorer.device)
         record = super().update(one_side(batch, 0))
         return record | {"kto_point": self.point.item(), "tokens": float(batch.tokens.numel())}
 

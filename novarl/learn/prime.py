@@ -19,10 +19,10 @@ from novarl.algos.implicit_prm import token_rewards
 from novarl.algos.reward_modeling import implicit_ce
 from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.distributed.ranks import Ranks
-from novarl.learn.accumulate import accumulate
+from novarl.learn.accumulate import Accumulator
 from novarl.learn.fitting import SPLIT
 from novarl.learn.ledger import Ledger
-from novarl.learn.optim import Optimizer, OptimSettings, put_weights, weights_of
+from novarl.learn.optim import OptimSettings, put_weights, weights_of
 from novarl.learn.plan import per_trajectory
 from novarl.learn.scorer import Scorer
 
@@ -52,7 +52,10 @@ class ProcessRewards:
         self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
         self.reference = reference
         learns = any(parameter.requires_grad for parameter in scorer.model.parameters())
-        self.optimizer = Optimizer(scorer.model, settings.optim) if learns else None
+        self.accumulator = (
+            Accumulator(scorer.model, scorer, optim=settings.optim, ranks=ranks, budget=budget) if learns else None
+        )
+        self.optimizer = self.accumulator.optimizer if self.accumulator else None
         self._split: Record = {}
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
@@ -61,7 +64,7 @@ class ProcessRewards:
         ref_logp = scores.ref_logp
         if self.reference is not None:
             ref_logp = self.reference.logprobs(batch, self.ranks, self.budget).to(ref_logp)
-        record = {} if self.optimizer is None else self._update(batch, ref_logp, self.optimizer)
+        record = {} if self.accumulator is None else self._update(batch, ref_logp, self.accumulator)
         self._split = {SPLIT: record.pop(SPLIT)} if SPLIT in record else {}
         logp = self.scorer.logprobs(batch, self.ranks, self.budget).to(ref_logp)
         rewards = token_rewards(logp, ref_logp, batch.mask, beta=self.settings.beta)
@@ -69,26 +72,16 @@ class ProcessRewards:
         record["process_reward_std"] = rewards[batch.mask].double().std(unbiased=False).item()
         return replace(scores, token_reward=rewards.to(batch.behavior_logp)), record
 
-    def _update(self, batch: Batch, ref_logp: Tensor, optimizer: Optimizer) -> Record:
+    def _update(self, batch: Batch, ref_logp: Tensor, accumulator: Accumulator) -> Record:
         """One update of cross-entropy on the outcomes, the mean over all trained trajectories."""
-        ledger, count = Ledger(), max(1, int((~batch.baseline).sum()))
+        count = max(1, int((~batch.baseline).sum()))
 
-        def backward(part: Batch, index: Tensor) -> None:
+        def backward(part: Batch, index: Tensor, ledger: Ledger) -> None:
             self._backward(part, ref_logp[index], count, ledger)
 
-        accumulate(
-            batch,
-            backward,
-            ledger,
-            optimizer=optimizer,
-            ranks=self.ranks,
-            budget=self.budget,
-            device=self.scorer.device,
-            splits=self.scorer.splits,
-            shares=self.scorer.shares,
-        )
-        norm, _ = optimizer.step()
-        return ledger.reduce(self.ranks) | {"process_grad_norm": norm}
+        record = accumulator.update(batch, backward, prefix="process_")
+        del record["process_lr"]
+        return record
 
     def _backward(self, part: Batch, reference: Tensor, count: int, ledger: Ledger) -> None:
         """Add one micro-batch's gradient."""

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from novarl.algos import implicit_prm, reward_modeling
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
+from novarl.learn.accumulate import Scoring
 from novarl.learn.fitting import Splits
 from novarl.learn.optim import OptimSettings
 from novarl.learn.plan import piece, plan
 from novarl.learn.preference import (
-    Scoring,
     TrajectoryLearner,
     answer_sums,
     check_reference,

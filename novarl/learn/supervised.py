@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from novarl.core.types import Batch, Record
 from novarl.distributed.ranks import Ranks
-from novarl.learn.accumulate import accumulate
+from novarl.learn.accumulate import Accumulator
 from novarl.learn.ledger import Ledger
-from novarl.learn.optim import Optimizer, OptimSettings
+from novarl.learn.optim import OptimSettings
 from novarl.learn.scorer import Scorer
 
 _LARGEST = 700.0
@@ -23,33 +23,21 @@ class SupervisedLearner:
     """loss = -(1/M) sum_t m_t log pi(token_t), M the number of masked tokens in the whole batch, over all ranks."""
 
     def __init__(self, model: nn.Module, scorer: Scorer, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
-        self.scorer, self.ranks, self.budget = scorer, ranks, budget
-        self.optimizer = Optimizer(model, optim)
+        self.scorer = scorer
+        self.accumulator = Accumulator(model, scorer, optim=optim, ranks=ranks, budget=budget)
+        self.optimizer = self.accumulator.optimizer
 
     def update(self, batch: Batch) -> Record:
         """One optimiser update on the whole batch; the Record is the same on every rank."""
-        ledger = Ledger()
         count = max(1, int(batch.mask.sum()))
 
-        def backward(part: Batch, _: Tensor) -> None:
+        def backward(part: Batch, _: Tensor, ledger: Ledger) -> None:
             self._backward(part, count, ledger)
 
-        accumulate(
-            batch,
-            backward,
-            ledger,
-            optimizer=self.optimizer,
-            ranks=self.ranks,
-            budget=self.budget,
-            device=self.scorer.device,
-            splits=self.scorer.splits,
-            shares=self.scorer.shares,
-        )
-        norm, rate = self.optimizer.step()
-        record = ledger.reduce(self.ranks)
+        record = self.accumulator.update(batch, backward)
         if "loss" in record:  # there was something to learn
             record["perplexity"] = math.exp(min(record["loss"], _LARGEST))
-        return record | {"grad_norm": norm, "lr": rate, "tokens": float(batch.tokens.numel())}
+        return record | {"tokens": float(batch.tokens.numel())}
 
     def _backward(self, part: Batch, count: int, ledger: Ledger) -> None:
         """Add one micro-batch's gradient."""

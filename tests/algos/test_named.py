@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from novarl.algos.named import ALGORITHMS, CLIPS
+from novarl.algos.named import ALGORITHMS
 
 FIVE_AXES = {
     # name: estimator, std, surrogate, clips, KL, aggregation, constant
@@ -28,10 +28,10 @@ FIVE_AXES = {
     "prime": ("prime", False, "ppo_clip", (0.2, 0.2), None, "token", None),
 }
 OVER_TIME = {
-    # name: whiten, gamma, lambda, values, process
-    "ppo": (True, 1.0, 0.95, "critic", False),
-    "vineppo": (True, 1.0, 0.0, "continuations", False),
-    "prime": (False, 1.0, 1.0, None, True),
+    # name: whiten, gamma, lambda, values
+    "ppo": (True, 1.0, 0.95, "critic"),
+    "vineppo": (True, 1.0, 0.0, "continuations"),
+    "prime": (False, 1.0, None, None),
 }
 UPDATES = {"dapo": 4, "ppo_clip": 4, "gspo": 4, "cispo": 4, "reinforce_pp": 2, "ppo": 4, "vineppo": 4, "prime": 2}
 """Updates per rollout, where there are several."""
@@ -40,18 +40,19 @@ UPDATES = {"dapo": 4, "ppo_clip": 4, "gspo": 4, "cispo": 4, "reinforce_pp": 2, "
 @pytest.mark.parametrize("name", FIVE_AXES)
 def test_row(name: str) -> None:
     row = ALGORITHMS[name]
+    options = row.options
     found = (
         row.estimator,
-        row.norm_std,
+        options.get("adv.norm_std", False),
         row.surrogate,
-        (row.clip_low, row.clip_high) if row.surrogate in CLIPS else None,
+        (options["clip.low"], options["clip.high"]) if "clip.low" in options else None,
         (row.kl_type, row.kl_estimator, row.kl_coef) if row.kl_type else None,
         row.aggregation,
         row.constant if row.aggregation == "constant" else None,
     )
     assert found == FIVE_AXES[name]
-    over_time = row.whiten, row.gamma, row.lam, row.values, row.process
-    assert over_time == OVER_TIME.get(name, (False, 1.0, 1.0, None, False))
+    over_time = row.whiten, options.get("adv.gamma"), options.get("adv.lam"), row.values
+    assert over_time == OVER_TIME.get(name, (False, None, None, None))
     assert row.updates_per_rollout == UPDATES.get(name, 1)
     assert row.entropy_coef == 0.0
     assert row.name == name
@@ -88,6 +89,7 @@ def test_needs_follow_the_axes() -> None:
         "prime": {"group", "process", "reference", "old_logp"},
     }
     plain = ALGORITHMS["reinforce"]
+    assert replace(plain, estimator="file.py:mine", surrogate="file.py:mine").needs == set()
     assert replace(plain, estimator="scst").needs == {"greedy"}
     assert replace(plain, kl_type="reward", kl_coef=0.1).needs == {"reference", "old_logp"}
     assert replace(plain, kl_type="reward", kl_coef=0.0).needs == set()

@@ -15,10 +15,20 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from novarl.algos import aggregate
-from novarl.algos.surrogates import cispo, dual_clip, gpg, gpg_alpha, gspo, ppo_clip, reinforce, sapo
+from novarl.algos import aggregate, surrogates
+from novarl.algos.axes import SURROGATES, keywords
+from novarl.algos.surrogates import gpg, gpg_alpha, reinforce
 
 Surrogate = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+
+
+def by_table(name: str) -> Surrogate:
+    """A surrogate with the bounds that the table gives it."""
+    row = SURROGATES[name]
+    return partial(getattr(surrogates, row.function), **keywords(row.reads, row.reads))
+
+
+cispo, dual_clip, gspo, ppo_clip, sapo = map(by_table, ("cispo", "dual_clip", "gspo", "ppo_clip", "sapo"))
 TOKEN_WISE: dict[str, Surrogate] = {
     "reinforce": reinforce,
     "ppo_clip": partial(ppo_clip, clip_low=0.2, clip_high=0.28),

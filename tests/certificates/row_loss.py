@@ -43,7 +43,7 @@ def row_loss(
             old_logp=_padded(drawn.logp.detach(), batch) if plan.needs_old_logp else None,
             ref_logp=_padded(drawn.ref_logp, batch) if plan.needs_reference else None,
             values=_by_state(world, values, drawn) if values is not None else None,
-            token_reward=drawn.old_logp - drawn.ref_logp if row.process else None,
+            token_reward=drawn.old_logp - drawn.ref_logp if "process" in row.needs else None,
             segment=_steps(world, drawn) if row.values == "continuations" else None,
         )
         credit, _, _ = rule(batch, known, None)

@@ -47,7 +47,7 @@ def learn(ranks: Ranks, seed: int = 0) -> Trained:
     records = []
     for update in range(UPDATES):
         batch, known = batches[update % 4], scores[update % 4]
-        credit, _, _ = CreditRule("group", norm_std=True)(batch, known, None)
+        credit, _, _ = CreditRule("group", {"norm_std": True})(batch, known, None)
         records.append(learner.update(batch, known, credit))
     return {name: parameter.detach() for name, parameter in policy.model.named_parameters()}, records
 

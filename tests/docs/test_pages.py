@@ -55,7 +55,7 @@ def test_what_is_generated_is_what_the_code_says(tool: ModuleType, capsys: pytes
     assert tool.main(["--check"]) == 0, capsys.readouterr().err
     row = ALGORITHMS["dapo"]
     shown = text("dapo")
-    for changed in (replace(row, clip_high=0.2), replace(row, norm_std=False), replace(row, updates_per_rollout=1)):
+    for changed in (replace(row, settings={}), replace(row, surrogate="gspo"), replace(row, updates_per_rollout=1)):
         assert tool.filled(shown, tool.row_table(changed)) != shown
 
 

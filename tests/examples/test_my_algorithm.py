@@ -64,7 +64,7 @@ def test_it_trains_and_each_part_changes_the_weights(tmp_path: Path) -> None:
 
 
 def test_spo_is_reinforce_on_policy_and_pulls_back_off_it() -> None:
-    spo = own_surrogate(f"{EXAMPLE}:spo", clip_low=0.2, clip_high=0.2, clip_given=False)
+    spo = own_surrogate(f"{EXAMPLE}:spo", {"clip_low": 0.2, "clip_high": 0.2}, clip_given=False)
     advantage, mask = torch.tensor([2.0, -1.0, 0.5]).double(), torch.tensor([True, True, False])
 
     def slope(surrogate: object, ahead: float) -> list[float]:

@@ -173,7 +173,7 @@ def gradient(
     learner, batch = make_learner(case, budget=budget, layout=layout, ranks=ranks, kind=kind), spoil(case.batch)
     with weights_of(case.model, case.old):
         scores = learner.score(batch)
-    credit, _, _ = CreditRule("group", norm_std=True)(batch, scores, None)
+    credit, _, _ = CreditRule("group", {"norm_std": True})(batch, scores, None)
     assert bool((credit.advantage[batch.mask] != 0).any())
     caught: Gradients = {}
 

@@ -73,10 +73,10 @@ SURROGATES = {
     "reinforce": surrogates.reinforce,
     "gpg": surrogates.gpg,
     "ppo_clip": partial(surrogates.ppo_clip, clip_low=0.2, clip_high=0.28),
-    "dual_clip": partial(surrogates.dual_clip, clip_low=0.2, clip_high=0.28),
+    "dual_clip": partial(surrogates.dual_clip, clip_low=0.2, clip_high=0.28, clip_dual=3.0),
     "cispo": partial(surrogates.cispo, clip_low=0.2, clip_high=0.28),
     "gspo": partial(surrogates.gspo, clip_low=0.2, clip_high=0.28),
-    "sapo": surrogates.sapo,
+    "sapo": partial(surrogates.sapo, tau_pos=1.0, tau_neg=1.05),
 }
 
 

@@ -79,12 +79,12 @@ def test_twins_change_nothing_where_nobody_asks_for_them() -> None:
 
 def test_group_standardised() -> None:
     """The sample deviation of 1, 0, 2 is 1; equal rewards stay 0."""
-    assert give(CreditRule("group", norm_std=True)) == pytest.approx([0, -1, 1, 0, 0], abs=2e-6)
+    assert give(CreditRule("group", {"norm_std": True})) == pytest.approx([0, -1, 1, 0, 0], abs=2e-6)
 
 
 def test_moving_average() -> None:
     whole = batch()
-    rule = CreditRule("ema", ema_beta=0.75)
+    rule = CreditRule("ema", {"beta": 0.75})
     credit, _, ema = rule(whole, Scores(), None)
     assert by_trajectory(whole, credit) == list(REWARDS) and ema == pytest.approx(0.8)
     credit, _, ema = rule(whole, Scores(), 2.0)
@@ -180,7 +180,7 @@ def test_unknown_estimator() -> None:
 
 
 def test_float32_stays_float32() -> None:
-    credit, _, _ = CreditRule("group", norm_std=True)(batch(dtype=torch.float32), Scores(), None)
+    credit, _, _ = CreditRule("group", {"norm_std": True})(batch(dtype=torch.float32), Scores(), None)
     assert credit.advantage.dtype == torch.float32
 
 
@@ -209,7 +209,7 @@ def over_time(whole: Batch, logp: float) -> Scores:
 def test_a_critic_of_retrace_is_fitted_to_the_target_of_vtrace() -> None:
     """Retrace's own returns estimate Q of the token, which is V's only on-policy."""
     whole = batch()
-    options = (("gamma", 0.9), ("lam", 0.8), ("c_max", 1.0))
+    options = {"gamma": 0.9, "lam": 0.8, "c_max": 1.0}
     for logp in (0.0, -0.5):
         scores = over_time(whole, logp)
         mine, _, _ = CreditRule("retrace", options=options)(whole, scores, None)

@@ -49,7 +49,7 @@ def test_the_update_is_that_of_the_other_answers_alone(aggregation: str) -> None
     batch = with_cut(case.batch)
     with weights_of(case.model, case.old):
         scores = make_learner(case).score(batch)
-    credit, _, _ = CreditRule("group", norm_std=True)(batch, scores, None)
+    credit, _, _ = CreditRule("group", {"norm_std": True})(batch, scores, None)
     kept = [index for index in range(len(batch.reward)) if index not in CUT]
     part, index = select(batch, kept)
     assert scores.old_logp is not None and scores.ref_logp is not None

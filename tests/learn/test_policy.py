@@ -145,7 +145,7 @@ def updated(case: Case, **changes: Any) -> tuple[PolicyLearner, Record, Scores]:
     learner.optimizer.settings = replace(learner.optimizer.settings, **changes)
     with weights_of(case.model, case.old):
         scores = learner.score(case.batch)
-    credit, _, _ = CreditRule("group", norm_std=True)(case.batch, scores, None)
+    credit, _, _ = CreditRule("group", {"norm_std": True})(case.batch, scores, None)
     return learner, learner.update(case.batch, scores, credit), scores
 
 
@@ -166,7 +166,7 @@ def test_the_effective_sample_size_without_a_correction_is_that_of_the_bare_rati
     case = sharp_case(torch.float64)
     learner, _, scores = updated(case)
     learner.objective = replace(learner.objective, correction=None)
-    credit, _, _ = CreditRule("group", norm_std=True)(case.batch, scores, None)
+    credit, _, _ = CreditRule("group", {"norm_std": True})(case.batch, scores, None)
     assert scores.old_logp is not None
     ratio = (scores.old_logp - case.batch.behavior_logp).exp()[case.batch.mask].double()
     expected = float(ratio.mean() ** 2 / ratio.square().mean())

@@ -124,7 +124,7 @@ def test_advantages_are_differences_of_values() -> None:
     """A_i = V_{i+1} - V_i, and the reward less the last value: VinePPO's, by hand."""
     scores, _, _ = supply()
     batch = pack(KEPT, dtype=torch.float64)
-    credit, _, _ = CreditRule("gae", options=(("gamma", 1.0), ("lam", 0.0)))(batch, scores, None)
+    credit, _, _ = CreditRule("gae", options={"gamma": 1.0, "lam": 0.0})(batch, scores, None)
     wanted = [0.2, 0.2, 0.3, 0.3, 0.1, 0.2, 0.2, -0.6, -0.4, -0.4, 0.4, 0.4, -0.2, -0.05, -0.05]
     assert credit.advantage[batch.mask].tolist() == pytest.approx(wanted)
 

@@ -147,11 +147,11 @@ def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
 
 
 RULES = {
-    "group and KL": CreditRule("group", norm_std=True),
+    "group and KL": CreditRule("group", {"norm_std": True}),
     "moving average": CreditRule("ema", kl_type="reward", kl_coef=0.05),
     "dynamic sampling": CreditRule("leave_one_out"),
     "PPO": CreditRule("gae", whiten=True),
-    "VinePPO": CreditRule("gae", options=(("lam", 0.0),)),
+    "VinePPO": CreditRule("gae", options={"lam": 0.0}),
     "PRIME": CreditRule("prime"),
 }
 

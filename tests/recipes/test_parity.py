@@ -18,7 +18,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from novarl.algos import preference_losses as preference, surrogates
+from novarl.algos import axes, preference_losses as preference, surrogates
+from novarl.algos.axes import keywords
 from novarl.algos.named import ALGORITHMS, Algorithm
 from novarl.core.types import Credit, Record, Scored, Scores
 from novarl.data.pack import pack, pack_sequences
@@ -98,20 +99,15 @@ def twin(
     """The library's learner and credit of a row of its table, on a new copy of the trained model."""
     row = replace(row, **changes)
     model = trained(dtype)
-    surrogate: Any = getattr(surrogates, row.surrogate)
-    if row.surrogate == "ppo_clip":
-        surrogate = partial(surrogate, clip_low=row.clip_low, clip_high=row.clip_high)
-    options: tuple[tuple[str, Any], ...] = ()
-    if row.estimator == "gae":
-        options = (("gamma", row.gamma), ("lam", row.lam))
+    bounds = keywords(axes.surrogate(row.surrogate).reads, row.options)
     objective = Objective(
-        surrogate=surrogate,
+        surrogate=partial(getattr(surrogates, row.surrogate), **bounds),
         aggregation=row.aggregation,
         constant=1.0,
         kl_loss_coef=row.kl_coef if row.kl_type == "loss" else 0.0,
         kl_estimator=row.kl_estimator,
     )
-    reference = Scorer(trained(dtype), temperature=TEMPERATURE) if row.needs & {"reference"} or row.process else None
+    reference = Scorer(trained(dtype), temperature=TEMPERATURE) if "reference" in row.needs else None
     learner = PolicyLearner(
         model,
         Scorer(model, temperature=TEMPERATURE),
@@ -124,12 +120,11 @@ def twin(
     )
     rule = CreditRule(
         row.estimator,
-        norm_std=row.norm_std,
+        keywords(axes.estimator(row.estimator).reads, row.options),
         whiten=row.whiten,
         kl_type=row.kl_type,
         kl_estimator=row.kl_estimator,
         kl_coef=row.kl_coef,
-        options=options,
     )
     return Twin(model, learner, rule)
 
@@ -295,7 +290,7 @@ def test_another_seed_ends_elsewhere() -> None:
 
 def test_moving_average_and_greedy_baselines() -> None:
     module, ours, theirs = recipe("reinforce"), None, None
-    args, rule = arguments("reinforce", baseline="ema", ema_beta=0.7), CreditRule("ema", ema_beta=0.7)
+    args, rule = arguments("reinforce", baseline="ema", ema_beta=0.7), CreditRule("ema", {"beta": 0.7})
     for seed in range(UPDATES):
         data = recorded(seed)
         advantage, ours = module.advantages(data.rewards, None, ours, args)
@@ -325,7 +320,7 @@ def test_moving_average_and_greedy_baselines() -> None:
 
 def test_ppo_and_its_critic() -> None:
     module, args = recipe("ppo"), arguments("ppo", kl_coef=0.1)
-    library = twin(ALGORITHMS["ppo"], kl_coef=0.1, lam=args.lam)
+    library = twin(ALGORITHMS["ppo"], kl_coef=0.1, settings={"adv.lam": args.lam})
     value_model = with_head(trained(), separate=True)
     critic = Critic(ValueScorer(value_model), CriticSettings(replace(OPTIM, lr=5e-3)), ranks=RANKS, budget=BUDGET)
     ours = module.Critic(trained()).double()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-def constant_baseline(rewards: Tensor, value: float) -> Tensor:
+def constant_baseline(rewards: Tensor, value: float = 0.0) -> Tensor:
     """A = R - value. Unbiased for any value fixed before the rewards are seen; 0 is plain REINFORCE."""
     return rewards - value
 

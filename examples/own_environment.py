@@ -36,8 +36,9 @@ class HigherLower:
 def game(number, rng):
     """A game of a player who knows the rules and guesses at random."""
     first, second, secret = (rng.choice("123") for _ in range(3))
-    turns = [("user", QUESTION.format(number)), ("assistant", first), ("user", hint(first, secret)), ("assistant", second)]
-    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+    texts = [QUESTION.format(number), first, hint(first, secret), second]
+    roles = ["user", "assistant"] * 2
+    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python examples/own_loop.py
 
-The policy is given a digit and learns, from random weights, to count on: 7 -> 8 9 0 1. The loop samples by hand; the
-advantages (`CreditRule`), the loss (`Objective`) and the update (`PolicyLearner`) are NovaRL's.
+The policy is given a digit and learns, from random weights, to count on: 7 -> 8 9 0 1. The reward is the share of right
+tokens. The loop samples by hand; advantages (`CreditRule`), loss (`Objective`) and update (`PolicyLearner`) are NovaRL's.
 """
 
 import torch
@@ -27,15 +27,14 @@ LENGTH, GROUP = 4, 8  # tokens in an answer, answers to each digit
 class Counter(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.recurrent, self.head = nn.Embedding(10, 32), nn.GRU(32, 32, batch_first=True), nn.Linear(32, 10)
+        self.embed, self.rnn, self.head = nn.Embedding(10, 32), nn.GRU(32, 32, batch_first=True), nn.Linear(32, 10)
 
     def forward(self, tokens, position_ids):
-        return self.head(self.recurrent(self.embed(tokens))[0])
+        return self.head(self.rnn(self.embed(tokens))[0])
 
 
 @torch.no_grad()
 def play(model):
-    """Answers to every digit, each with its reward: the share of its tokens that are right."""
     tokens, logp = torch.arange(10).repeat_interleave(GROUP)[:, None], torch.zeros(10 * GROUP, 1)
     for _ in range(LENGTH):
         policy = Categorical(logits=model.logits(tokens, torch.arange(tokens.size(1)).expand_as(tokens))[:, -1])
@@ -51,10 +50,8 @@ def play(model):
 
 torch.manual_seed(0)
 model, credit = PlainModel(Counter()), CreditRule("group", norm_std=True)
-objective = Objective(surrogates.ppo_clip, aggregation="token", constant=1.0)
-learner = PolicyLearner(
-    model, Scorer(model), objective=objective, optim=OptimSettings(lr=0.01), ranks=Ranks(), budget=10_000
-)
+objective, optim = Objective(surrogates.ppo_clip, aggregation="token", constant=1.0), OptimSettings(lr=0.01)
+learner = PolicyLearner(model, Scorer(model), objective=objective, optim=optim, ranks=Ranks(), budget=10_000)
 for step in range(1, 101):
     batch = pack(list(play(model)))
     scores = learner.score(batch)

@@ -2,8 +2,8 @@
 
     python examples/own_loop.py
 
-The policy is given a digit and learns, from random weights, to count on: 7 -> 8 9 0 1. The reward is the share of right
-tokens. The loop samples by hand; advantages (`CreditRule`), loss (`Objective`) and update (`PolicyLearner`) are NovaRL's.
+The policy is given a digit and learns to count on, 7 -> 8 9 0 1, from random weights. The reward is the share of right
+tokens. The loop samples by hand; credit, loss and update are NovaRL's.
 """
 
 import torch
@@ -54,7 +54,6 @@ objective, optim = Objective(surrogates.ppo_clip, aggregation="token", constant=
 learner = PolicyLearner(model, Scorer(model), objective=objective, optim=optim, ranks=Ranks(), budget=10_000)
 for step in range(1, 101):
     batch = pack(list(play(model)))
-    scores = learner.score(batch)
-    record = learner.update(batch, scores, credit(batch, scores, None)[0])
+    record = learner.update(batch, scores := learner.score(batch), credit(batch, scores, None)[0])
     if step % 10 == 0:
         print(f"step {step:3}  reward {batch.reward.mean():.3f}  entropy {record['entropy']:.3f}")

@@ -16,22 +16,23 @@ BINS = 8
 PARTS = {"seconds": "in all", "step_seconds": "a step", "first_step": "to the end of the first step"}
 DIGITS = {"memory_mb": 0, "tokens_per_second": 0, "tokens": 0, "steps": 0}
 ABOUT = """\
-Each side runs in a process of its own, in turn with the others, from the same weights file, prompts, hyper-parameters
-(but for W4's learning rates, each side's best) and data order; the first step is left out except in W9. A value is a
-ratio of medians over the rounds, its interval a 95 % bootstrap over rounds. Speed is TRL's seconds a step over ours;
-where steps hold unlike many tokens (W5), its seconds a token; in W7 our tokens a second over others'. Times are wall
-clock between steps, seen from outside. Memory is the most that process and children held in RAM, above what they held
-when training began; on a GPU the most that tensors took there. TRL runs without gradient checkpointing, with sdpa, and
-in float32 where a side does not say bf16. "best" is the fastest of the named ways to split its batch; those more than a
-quarter behind in the first round drop out. `MKL_CBWR`, which exact bits need, is set for us and not for it. Answers are
-noise of the model's length law; their lengths are shown. The commit under a section is that of our side; none: a
-working tree without one. From b6bed3c on we run, as the peers do, in a virtualenv with what users install: transformers
-imports what else it finds. From ada739d on what the machine can do is measured before and after each round, whose floor
-is that of the better of the two. From e68ef5b on no weight of the models is 0: such became denormals in both sides'
-updates, which some processors multiply slowly; and in W2 ours has micro.max_tokens=1024, before 512. From de9ab75 on
-that is so in W3 too, before 768. From ac66fa7 on ours has 4096 in W1, before the default of 2,048, and all sides are
-looked at less often; in families, which is W1's step, ours have it too where its section says so. After f933c61 each
-round begins with another side."""
+Each side runs in a process of its own, alternating with the others, with the same weights file, prompts, data order and
+hyper-parameters. W4's learning rates are in its settings; the newest page gives each side its best. The first step is
+excluded, except in W9.
+
+* **Value**: a ratio of medians over the rounds, with a 95 % bootstrap interval over rounds.
+* **Speed**: TRL's seconds per step over ours; in W5, where steps hold different numbers of tokens, seconds per token;
+  in W7 our tokens per second over the other side's. Times are wall-clock times between steps, measured from outside.
+* **Memory**: the peak resident memory of the process and its children, above what they held when training began; on a
+  GPU the peak memory of tensors.
+* **TRL** runs without gradient checkpointing, with sdpa, and in float32 unless a side says bf16. "best" is the fastest
+  of the listed ways to split its batch; ways more than a quarter slower in the first round are dropped.
+* Both sides run in virtualenvs with what users install. `MKL_CBWR`, which bit-exact results need, is set for us only.
+* Answers are random text of a fixed length distribution, shown for each side.
+* The rates for the floors are measured before and after each round, and the better of the two counts.
+
+The date, the commit and the settings of each side are below each section ("commit None": a working tree without one).
+Sections from older commits may differ in the details above."""
 
 
 def load(page: str) -> dict[str, Any]:

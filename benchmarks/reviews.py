@@ -57,23 +57,21 @@ STATES = "the language model's mean state, the last 127 bytes"
 BAG = {"the whole review": None, "the last 255 bytes": 255, "the last 127 bytes": WINDOW}
 """What the bag of words reads: all, or the bytes that a reward model reads (which has one token more, the end's)."""
 
-FOUND = """**At chance: nothing was learnt**, of the training rows neither (0.42 to 0.57 of each 20 batches right, in
-every arm).
+FOUND = """**At chance: the reward models learnt nothing**, not even the training rows (0.42 to 0.57 of each 20 batches
+right, in every arm).
 
-* It is not the loss: on 600 made-up sentences of 14 words, one of them kind or unkind, `model=tiny loss=bce` reaches
-  0.95 in 150 steps.
-* It is not the language model, which reaches 1.45 nats a byte: a linear classifier of its mean state over the same
-  bytes (last row) comes near the bag of words on those bytes.
-* The score is read at the end's token, which language modelling never saw as an input: after it, and after
-  fine-tuning at 1e-4 too, scores hardly differ between reviews. 3520 reviews (2.4 times each) did not teach it to look
-  back. Even the state at the last byte gives the same linear classifier only 0.57. A score that is a mean over states,
-  after language modelling, might do better; `novarl rm` has none.
+* The loss is not the cause: on 600 made-up sentences of 14 words, one of them kind or unkind, `model=tiny loss=bce`
+  reaches 0.95 in 150 steps.
+* The language model is not the cause. It reaches 1.45 nats per byte, and a linear classifier of its mean state over the
+  same bytes (last row) comes close to the bag of words on those bytes.
+* The score is read at the end token, which language modelling never saw as an input. After it, and after fine-tuning at
+  1e-4 too, scores hardly differ between reviews: 3520 reviews (2.4 epochs) did not teach the model to look back. Even
+  the state at the last byte gives the same linear classifier only 0.57. A score that averages states, after language
+  modelling, might do better; `novarl rm` has none.
 
-Trials before these, all between 0.48 and 0.51 when they were stopped: from scratch the last 512 bytes with the mean of
-all states for a score, the same with language modelling beside it, `model=tiny`, and the last 128 bytes with 16 rows at
-1e-3. With ten minutes and no pretrained model, take a bag of words; `novarl rm model=FOLDER` starts from a pretrained
-one. The machine was shared: processor seconds count, the seconds beside them include long waits. Those of the language
-model are the second arm's less the third's fine-tuning, which is of the same size."""
+With ten minutes and no pretrained model, use a bag of words; `novarl rm model=FOLDER` starts from a pretrained model.
+The machine was shared, so processor seconds count; the seconds beside them include waiting. The language model's cost
+is the second arm's time less the fine-tuning of the third, which has the same size."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The frozen copy that a policy is held close to."""
+"""The frozen reference model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """A copy of `model` with weights of its own, which stays as it is: no gradients, evaluation mode."""
+    """A frozen copy of `model`: no gradients, evaluation mode."""
     return freeze(copy.deepcopy(model))
 
 
 def freeze(model: nn.Module) -> nn.Module:
-    """`model` itself, made to stay as it is: no gradients, evaluation mode."""
+    """Freeze `model` itself: no gradients, evaluation mode."""
     return model.requires_grad_(False).eval()

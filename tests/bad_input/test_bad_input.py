@@ -59,25 +59,25 @@ DATA = {
         "rl ON_ROWS eval.data=held/out.jsonl", "the directory held does not", {"rows.jsonl": GOOD}
     ),
     "empty file": of_rows("", "rows.jsonl: the file is empty"),
-    "only blank lines": of_rows("\n \n", "rows.jsonl: the data holds no rows"),
+    "only blank lines": of_rows("\n \n", "rows.jsonl: the dataset is empty"),
     "empty folder": Case("rl LENGTH data=.", "data file", {}, lambda folder: None),
-    "unknown kind of file": Case("rl LENGTH data=rows.xls", "of no known kind", {"rows.xls": "x"}),
+    "unknown kind of file": Case("rl LENGTH data=rows.xls", "unsupported file type", {"rows.xls": "x"}),
     "a bad JSON line": of_rows(GOOD + "{'prompt': 1}\n" + GOOD, "rows.jsonl:21: not valid JSON"),
     "a bad JSON line, where": of_rows(GOOD + '{"prompt": \n' + GOOD, "Expecting value at column 12"),
     "a torn last line": of_rows(GOOD[:-9], "rows.jsonl:20: not valid JSON"),
     "a row that is a list": of_rows(GOOD + "[1]\n", "rows.jsonl:21: a row must be an object, not a list"),
     "not UTF-8": Case(
         "rl ON_ROWS",
-        "rows.jsonl:2: not UTF-8 at byte 14",
+        "rows.jsonl:2: not valid UTF-8 at byte 14",
         {},
         lambda folder: (folder / "rows.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "b\xff"}\n'),
     ),
-    "not gzip": Case("rl LENGTH data=a.jsonl.gz", "a.jsonl.gz: cannot be read to its end", {"a.jsonl.gz": "x"}),
+    "not gzip": Case("rl LENGTH data=a.jsonl.gz", "a.jsonl.gz: cannot be read completely", {"a.jsonl.gz": "x"}),
     "not parquet": Case("rl LENGTH data=a.parquet", "a.parquet: ", {"a.parquet": "PAR1"}),
     "a missing field": of_rows(GOOD + row(answer=1), "rows.jsonl:21 prompt: is missing"),
     "a null field": of_rows(GOOD + row(prompt=None), "rows.jsonl:21 prompt: is null"),
-    "no known columns": of_rows(row(frage="a") + row(frage="b"), "no known format fits the columns: frage"),
-    "two formats": of_rows(row(prompt="a", messages=[USER]), "more than one format fits"),
+    "no known columns": of_rows(row(frage="a") + row(frage="b"), "no known format matches the columns: frage"),
+    "two formats": of_rows(row(prompt="a", messages=[USER]), "more than one format matches"),
     "a key misspelt": of_rows(GOOD, "no row has that column (did you mean 'prompt'?)", "prompt_key=promt"),
     "no answer column": of_rows(GOOD, "answer_key=solution, but no row has that column", "answer_key=solution"),
     "a number for a prompt": of_rows(
@@ -97,7 +97,7 @@ DATA = {
         turns(USER) + turns(USER, {"role": "assistant", "content": "a"}), "rows.jsonl:2 messages[1].role: ends with an"
     ),
     "nothing to learn": of_rows(GOOD + turns(USER), "rows.jsonl:21", command="sft"),
-    "no assistant turn": of_rows(turns(USER), "messages: holds no assistant turn to learn from", command="sft"),
+    "no assistant turn": of_rows(turns(USER), "messages: has no assistant turn to train on", command="sft"),
     "completion missing": of_rows(GOOD + row(prompt="a"), "rows.jsonl:21 completion: is missing", command="sft"),
     "a prompt longer than the context": of_rows(
         GOOD + row(prompt="x" * 9000, answer="a"),
@@ -110,7 +110,7 @@ DATA = {
         GOOD, "rollout.max_tokens: answers of 4096 tokens leave", "rollout.max_tokens=4096"
     ),
     "a row to imitate longer than the context": of_rows(
-        row(prompt="x" * 9000, completion="a"), "rows.jsonl:1 completion: no token to learn lies within", command="sft"
+        row(prompt="x" * 9000, completion="a"), "rows.jsonl:1 completion: no tokens to train on within", command="sft"
     ),
     "a row longer than allowed": of_rows(
         row(prompt="x" * 50, completion="a"), "more than max_length=20", "max_length=20 on_long=refuse", "sft"
@@ -374,7 +374,7 @@ CHECKPOINTS = {
     "no such model directory": Case("rl ON_TASK model=./nowhere", "./nowhere: no such directory"),
     "a file for a model": Case("rl ON_TASK model=file", "file: this is a file, not a model directory", {"file": ""}),
     "a run for a model": Case(
-        "rl ON_TASK model=run", "no config.json, so it is no model (did you mean run/checkpoints/"
+        "rl ON_TASK model=run", "no config.json, so it is not a model (did you mean run/checkpoints/"
     ),
     "a model with torn weights": Case(
         MODEL, "model.safetensors: the weights cannot be read", {}, torn("model/model.safetensors")
@@ -391,13 +391,13 @@ CHECKPOINTS = {
     ),
     "a model of ours with a damaged field": Case(
         MODEL,
-        "config.json: rms_norm_eps is 'x' (it should be a number",
+        "config.json: rms_norm_eps is 'x' (it must be a number",
         {},
         lambda folder: rewritten(folder / STEP / "model/config.json", lambda config: config.update(rms_norm_eps="x")),
     ),
     "a model with more layers than it says": Case(
         MODEL,
-        "tensor 'model.layers.1.input_layernorm.weight' of the weights has no place in the model",
+        "tensor 'model.layers.1.input_layernorm.weight' in the weights does not exist in the model",
         {},
         through_transformers(lambda config: config.update(num_hidden_layers=1, layer_types=None), "config.json"),
     ),
@@ -408,7 +408,7 @@ CHECKPOINTS = {
         through_transformers(lambda config: config.update(intermediate_size=64), "config.json"),
     ),
     "a model without a tokenizer": Case(
-        MODEL, f"{STEP}/model: the directory holds no tokenizer files (copy tokenizer.json", {}, without_a_tokenizer
+        MODEL, f"{STEP}/model: the directory contains no tokenizer files (copy tokenizer.json", {}, without_a_tokenizer
     ),
     "to sample from nothing": Case("sample model=tiny", "prompt: there is nothing to answer"),
 }

@@ -184,7 +184,7 @@ def test_three_bad_rows_in_a_hundred_are_too_many(tmp_path: Path, command: str) 
     more = {"rl": ("reward=length",), "sft": (), "eval": ("reward=length", "model=tiny")}
     ended = novarl(command, *more[command], f"data={data}", f"run_dir={tmp_path / 'run'}")
     assert ended.code == 2 and ended.err.count("\n") == 1
-    assert "3 of 100 rows cannot be used, and max_bad_rows=0.01 allows fewer: rows.jsonl:98" in ended.err
+    assert "3 of 100 rows cannot be used, more than max_bad_rows=0.01 allows: rows.jsonl:98" in ended.err
     assert snapshot(tmp_path) == before
 
 

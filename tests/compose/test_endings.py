@@ -181,7 +181,7 @@ def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: P
     before = snapshot(folder)
     ended = novarl(*words, "run_dir=run", "resume=auto", "steps=3")
     assert ended.code == 2 and snapshot(folder) == before
-    assert "run_dir=run: the run there learns from 18 rows, and this would from 28" in ended.err
+    assert "run_dir=run: this run was started with 18 training rows, but now has 28" in ended.err
 
 
 def test_files_that_change_between_resumes_are_said(folder: Path) -> None:

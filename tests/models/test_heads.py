@@ -72,7 +72,7 @@ def test_values_are_those_of_each_row_alone(trained: Policy, flat: Any) -> None:
 
 def test_a_position_before_a_sequence_is_refused(flat: Any) -> None:
     model, batch = with_head(load("tiny").model), flat(ROWS)
-    with pytest.raises(ValueError, match="before a sequence"):
+    with pytest.raises(ValueError, match="positions must not be negative"):
         token_values(model, batch, positions=batch.prev)
 
 

@@ -119,7 +119,7 @@ def test_of_a_runs_models_the_latest_is_advised(
         ("nowhere/at/all", "no such directory"),
         ("./nowhere", "no such directory"),
         ("run/nowhere", "no such directory"),
-        ("", "no model is named"),
+        ("", "no model was given"),
         ("file.txt", "this is a file"),
         ("empty", "holds no config.json"),
         ("run", r"did you mean run/checkpoints/step-1/model\?"),

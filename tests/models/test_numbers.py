@@ -76,11 +76,11 @@ def test_an_absurd_number_is_one_sentence_or_changes_nothing(family: str, tmp_pa
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("num_hidden_layers", 10**12, "num_hidden_layers is 1000000000000, and a model may have 2000 layers"),
-        ("n_layer", 10**7, "n_layer is 10000000, and a model may have 2000 layers"),
-        ("hidden_size", -(10**400), "hidden_size is about -1e400, too large for any setting of a model"),
-        ("text_config", {"num_hidden_layers": 5000}, "text_config.num_hidden_layers is 5000, and a model may"),
-        ("rope_theta", float("nan"), "rope_theta is NaN, which is no number"),
+        ("num_hidden_layers", 10**12, "num_hidden_layers is 1000000000000, but the maximum is 2000 layers"),
+        ("n_layer", 10**7, "n_layer is 10000000, but the maximum is 2000 layers"),
+        ("hidden_size", -(10**400), "hidden_size is about -1e400, which is too large"),
+        ("text_config", {"num_hidden_layers": 5000}, "text_config.num_hidden_layers is 5000, but the maximum"),
+        ("rope_theta", float("nan"), "rope_theta is NaN"),
         ("eos_token_id", [1, 10**30], "eos_token_id is about 1e30, too large"),
     ],
 )

@@ -1,13 +1,13 @@
-"""The table of algorithms: each is a value on five axes, and no code anywhere asks for its name.
+"""The table of algorithms: each is a set of values on five axes; no code depends on an algorithm's name.
 
-    credit        `estimator`, `norm_std`, `whiten`, `gamma`, `lam`   what the reward is compared with      (advantages)
-                  `values`, `process`                                 who supplies what it needs            (learn)
-    surrogate     `surrogate`, `clip_low`, `clip_high`                how far the policy may move           (surrogates)
-    correction    of the sampler's distribution: a setting of the run, not of the algorithm                 (off_policy)
+    credit        `estimator`, `norm_std`, `whiten`, `gamma`, `lam`   the baseline of the reward            (advantages)
+                  `values`, `process`                                 sources of values and process rewards (learn)
+    surrogate     `surrogate`, `clip_low`, `clip_high`                limits of the policy update           (surrogates)
+    correction    of the sampling distribution: a setting of the run, not of the algorithm                  (off_policy)
     regularizer   `kl_type`, `kl_estimator`, `kl_coef`, `entropy_coef`                                      (kl)
-    aggregation   `aggregation`, `constant`                           what is averaged over what            (aggregate)
+    aggregation   `aggregation`, `constant`                           the denominators of the loss          (aggregate)
 
-A run changes single axes with `dataclasses.replace`. This module imports no torch.
+Single axes are changed with `dataclasses.replace`. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -28,33 +28,32 @@ from novarl.core.axes import (
 )
 
 COMPARING: tuple[Estimator, ...] = ("group", "leave_one_out", "reinforce_pp", "opo", "prime")
-"""Estimators that compare the answers to one prompt, and so need two of them."""
+"""Estimators that compare answers to the same prompt, and so need at least two."""
 TEMPORAL: tuple[Estimator, ...] = ("gae", "vtrace", "retrace", "td_lambda", "n_step", "clipped_is", "monte_carlo")
-"""Estimators that give every step its own advantage, from values."""
+"""Estimators with per-step advantages from values."""
 OFF_POLICY: tuple[Estimator, ...] = ("vtrace", "retrace", "clipped_is")
-"""Those of them that weigh what was sampled by pi_old / mu."""
+"""Those of them with importance weights pi_old / mu."""
 RATIO: tuple[SurrogateName, ...] = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo")
-"""Surrogates that look at pi / pi_old."""
+"""Surrogates that use the ratio pi / pi_old."""
 CLIPS: dict[str, tuple[float, float]] = {
     "ppo_clip": (0.2, 0.2),
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 4.0),
 }
-"""`clip_low`, `clip_high` of the surrogates as published; those of ppo_clip for the others."""
+"""Published `clip_low` and `clip_high` of the surrogates; those of ppo_clip for the others."""
 CLIP_DUAL = 3.0
-"""`clip_dual` of dual_clip as published."""
+"""Published `clip_dual` of dual_clip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One row: where to read about it, and its place on the five axes.
+    """One row: a reference, and its values on the five axes.
 
-    `gamma` and `lam` belong to the estimators over time. `values` says who supplies V: a learnt critic, or the mean
-    reward of fresh continuations, which are taken at the boundaries of steps. `process` adds a learnt reward for every
-    token. `clip_low`, `clip_high` bound pi / pi_old for the surrogates that look at it. `constant` is what "constant"
-    aggregation divides each trajectory's sum by: 1 ("one") or the run's longest answer ("max_tokens").
-    `updates_per_rollout` is into how many optimiser updates one rollout phase goes. `dynamic_sampling` replaces groups
-    of equal rewards, which have no gradient, by groups of other prompts.
+    `gamma` and `lam` are for per-step estimators. `values` is the source of V: a learned critic, or the mean reward of
+    new continuations from step boundaries. `process` adds a learned reward for every token. `clip_low` and `clip_high`
+    bound pi / pi_old for surrogates that use it. `constant` is the denominator of "constant" aggregation: 1 ("one") or
+    the maximum answer length ("max_tokens"). `updates_per_rollout` is the number of optimizer updates per rollout
+    phase. `dynamic_sampling` replaces groups of equal rewards, which have no gradient, by groups of other prompts.
     """
 
     name: str
@@ -81,11 +80,11 @@ class Algorithm:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What must be there beside the rollouts and their rewards.
+        """What is needed besides rollouts and rewards.
 
         "group": several samples of each prompt; "greedy": a greedy rollout of each prompt; "reference": log-probs of a
-        reference policy; "old_logp": log-probs taken before the first update; "values" and "process": a supplier.
-        Computed, so that it stays true of a row of which a run has changed an axis.
+        reference policy; "old_logp": log-probs taken before the first update; "values" and "process": their source.
+        Computed, so that it is correct for modified rows.
         """
         needs: set[Need] = set()
         if self.estimator in COMPARING:
@@ -108,13 +107,13 @@ class Algorithm:
 _ROWS = (
     Algorithm(
         name="reinforce",
-        summary="Reward times the gradient of the log-probability; a baseline (mean, ema, scst) takes out noise.",
+        summary="Reward times the gradient of the log-probability; a baseline (mean, ema, scst) reduces variance.",
         paper="https://doi.org/10.1007/BF00992696",
         estimator="none",
     ),
     Algorithm(
         name="rloo",
-        summary="REINFORCE against the mean of the other samples of the same prompt: unbiased.",
+        summary="REINFORCE with the mean of the other samples of the same prompt as baseline: unbiased.",
         paper="https://arxiv.org/abs/2402.14740",
         estimator="leave_one_out",
     ),
@@ -131,7 +130,7 @@ _ROWS = (
     ),
     Algorithm(
         name="dr_grpo",
-        summary="GRPO without its two biases: no division by the deviation, none by the answer's length. The default.",
+        summary="GRPO without its two biases: no division by standard deviation or answer length. The default.",
         paper="https://arxiv.org/abs/2503.20783",
         estimator="group",
         surrogate="ppo_clip",
@@ -151,7 +150,7 @@ _ROWS = (
     ),
     Algorithm(
         name="ppo_clip",
-        summary="PPO's clipped ratio with the group's mean for a critic, several updates per rollout.",
+        summary="PPO's clipped ratio with the group mean instead of a critic, several updates per rollout.",
         paper="https://arxiv.org/abs/1707.06347",
         estimator="group",
         surrogate="ppo_clip",
@@ -160,7 +159,7 @@ _ROWS = (
     ),
     Algorithm(
         name="gspo",
-        summary="GRPO whose ratio and clip are of the whole answer, its length taken out.",
+        summary="GRPO with ratio and clip per answer, normalised by its length.",
         paper="https://arxiv.org/abs/2507.18071",
         estimator="group",
         norm_std=True,
@@ -172,7 +171,7 @@ _ROWS = (
     ),
     Algorithm(
         name="cispo",
-        summary="The ratio is cut as a weight, not as a clip: every token keeps its gradient, mean over tokens.",
+        summary="The ratio is a clipped weight, so every token keeps its gradient; mean over tokens.",
         paper="https://arxiv.org/abs/2506.13585",
         estimator="group",
         norm_std=True,
@@ -184,7 +183,7 @@ _ROWS = (
     ),
     Algorithm(
         name="reinforce_pp",
-        summary="REINFORCE++: less the group's mean, then scaled by the whole batch's deviation; k2 as loss.",
+        summary="REINFORCE++: group mean subtracted, scaled by the deviation of the whole batch; k2 as loss.",
         paper="https://arxiv.org/abs/2501.03262",
         estimator="reinforce_pp",
         surrogate="ppo_clip",
@@ -196,19 +195,19 @@ _ROWS = (
     ),
     Algorithm(
         name="remax",
-        summary="REINFORCE against the reward of the greedy answer to the same prompt.",
+        summary="REINFORCE with the reward of the greedy answer to the same prompt as baseline.",
         paper="https://arxiv.org/abs/2310.10505",
         estimator="scst",
     ),
     Algorithm(
         name="opo",
-        summary="Strictly on-policy, against the group's length-weighted mean, nearly the baseline of least variance.",
+        summary="Strictly on-policy, with the group's length-weighted mean as a nearly variance-optimal baseline.",
         paper="https://arxiv.org/abs/2505.23585",
         estimator="opo",
     ),
     Algorithm(
         name="ppo",
-        summary="A critic's values, advantages over time by GAE, clipped ratio, KL to the start in the reward.",
+        summary="A critic, GAE advantages, clipped ratio, KL to the initial policy in the reward.",
         paper="https://arxiv.org/abs/1707.06347",
         estimator="gae",
         lam=0.95,
@@ -223,7 +222,7 @@ _ROWS = (
     ),
     Algorithm(
         name="vineppo",
-        summary="PPO whose values are the mean reward of fresh continuations from each step: no critic to be wrong.",
+        summary="PPO with values estimated by the mean reward of new continuations from each step, without a critic.",
         paper="https://arxiv.org/abs/2410.01679",
         estimator="gae",
         lam=0.0,
@@ -235,7 +234,7 @@ _ROWS = (
     ),
     Algorithm(
         name="prime",
-        summary="Rewards for every token from an implicit reward model, learnt online from outcomes alone.",
+        summary="Per-token rewards from an implicit reward model, trained online from outcomes only.",
         paper="https://arxiv.org/abs/2502.01456",
         estimator="prime",
         process=True,

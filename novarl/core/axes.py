@@ -1,4 +1,4 @@
-"""The words for an algorithm's parts, on which the configuration and the table of algorithms agree."""
+"""The names of an algorithm's parts, shared by the configuration and the table of algorithms."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ ValueSource = Literal["critic", "continuations"]
 KLType = Literal["loss", "reward", "advantage"]
 KLEstimator = Literal["k1", "k2", "k3"]
 OwnFunction = str
-"""A function of the user's own in place of one of ours: `file.py:name`."""
+"""A user-defined function in place of a built-in one: `file.py:name`."""
 AggregationName = Literal["token", "sequence", "constant"]
 Need = Literal["group", "greedy", "reference", "old_logp", "values", "process"]

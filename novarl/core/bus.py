@@ -1,7 +1,7 @@
-"""One stream of reports from a run to whatever listens.
+"""The event bus of a run: a single stream of reports to all sinks.
 
-Stages publish, sinks and observers listen, and neither knows the other. The bus also keeps the clock: a `span` adds its
-seconds to the next record as `time/<name>_s`.
+Stages publish and sinks subscribe, without knowing each other. The bus also measures time: a `span` adds its seconds to
+the next record as `time/<name>_s`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Bus:
-    """Fans reports out to sinks. With no sinks it is silent, which is what ranks other than 0 use."""
+    """Forwards reports to all sinks. Ranks other than 0 have no sinks."""
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
         self.sinks = list(sinks)
@@ -24,7 +24,7 @@ class Bus:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Time a stage; its seconds, summed over entries, join the next record as `time/<name>_s`."""
+        """Time a stage. Its total seconds are added to the next record as `time/<name>_s`."""
         start = time.perf_counter()
         try:
             yield
@@ -43,12 +43,12 @@ class Bus:
             sink.step(step, record)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Report something that happened: a save, an alert, a skipped row, a failed rollout, a sample of text."""
+        """Report an event: a save, an alert, a skipped row, a failed rollout, a text sample."""
         for sink in self.sinks:
             sink.event(kind, fields)
 
     def flush(self) -> None:
-        """Bring every sink's files up to date on disk, before a checkpoint notes how long they are."""
+        """Flush every sink's files to disk, before a checkpoint records their sizes."""
         for sink in self.sinks:
             sink.flush()
 

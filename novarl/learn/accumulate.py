@@ -1,4 +1,4 @@
-"""The gradient of a whole batch, by micro-batches that fit in memory, the same on every rank."""
+"""Gradient accumulation over micro-batches that fit in memory, with the same result on every rank."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ def accumulate(
     shares: bool,
     apart: Tensor | None = None,
 ) -> None:
-    """Leave the gradient of `batch`, over all ranks, where `optimizer` finds it.
+    """Accumulate the gradient of `batch` over all ranks for `optimizer`.
 
-    `backward(part, index)` adds the gradient of one micro-batch on `device`, by `loss.backward()` alone (gradients in
-    some weights are added to `.grad` on the way), and reports to `ledger`; `index` [n] says where in the batch its
-    tokens are. Where memory runs out both are emptied before the next attempt (`fitting`). The trajectories
-    of `apart` [R] bool are in micro-batches of their own. `shares`: the model computes once what sequences begin with
-    together.
+    `backward(part, index)` adds the gradient of one micro-batch on `device`, using only `loss.backward()` (some weight
+    gradients are added to `.grad` directly), and reports to `ledger`; `index` [n] are the positions of its tokens in
+    the batch. If memory runs out, gradients and ledger are cleared before the next attempt (`fitting`). The
+    trajectories of `apart` [R] bool get separate micro-batches. `shares`: the model computes shared prefixes once.
     """
 
     def attempt(micro: Iterator[list[int]]) -> None:

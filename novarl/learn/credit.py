@@ -1,4 +1,4 @@
-"""Credit from rewards: the first of an algorithm's five axes, on whole trajectories and identical on every rank."""
+"""Compute advantages from rewards: the first of an algorithm's five axes, identical on every rank."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from novarl.learn.plan import per_trajectory, trajectory_of_tokens
 class CreditRule:
     """How rewards become advantages.
 
-    `estimator`: a function of `algos.advantages` by name. Those of whole trajectories compare a reward with its group
-    ("group", "leave_one_out", "reinforce_pp", "opo"), the batch ("mean"), the past ("ema"), a number ("constant"), the
-    greedy answer ("scst") or nothing ("none"); the TEMPORAL ones use the values in the Scores, "prime" their token
-    rewards. `own` (rewards [S], group [S] -> advantage [S]) is one of the user's, and stands in for them. `options` are
-    the estimator's keywords. `kl_type` "reward" subtracts beta * KL_t from the reward of each token, "advantage" from
-    its advantage; `kl_clamp` is the largest k3 of a token. `gpg` multiplies the advantages of a rollout by
-    `surrogates.gpg_alpha`, which makes up for its groups of equal rewards; for estimators that give such a group a
-    gradient all the same there is nothing to make up for.
+    `estimator`: the name of a function in `algos.advantages`. Trajectory estimators compare a reward with its group
+    ("group", "leave_one_out", "reinforce_pp", "opo"), the batch ("mean"), a moving average ("ema"), a number
+    ("constant"), the greedy answer ("scst") or nothing ("none"). TEMPORAL ones use the values in the Scores, "prime"
+    the token rewards. `own` (rewards [S], group [S] -> advantage [S]) is a user-defined replacement. `options` are
+    keywords of the estimator. `kl_type` "reward" subtracts beta * KL_t from the reward of each token, "advantage" from
+    its advantage; `kl_clamp` is the maximum k3 of a token. `gpg` multiplies the advantages of a rollout by
+    `surrogates.gpg_alpha`, which compensates for groups of equal rewards, unless the estimator gives such groups a
+    gradient.
     """
 
     estimator: str
@@ -54,10 +54,10 @@ class CreditRule:
         reward: Tensor | None = None,
         kl_coef: float | None = None,
     ) -> tuple[Credit, Record, float | None]:
-        """(credit, what there is to report, the new moving average of rewards).
+        """(credit, metrics, the new moving average of rewards).
 
-        `reward` [R] stands in for the batch's where several objectives are weighed, `kl_coef` for the rule's own where
-        a controller moves it.
+        `reward` [R] replaces the batch's rewards if several objectives are combined, `kl_coef` the rule's own if a
+        controller adapts it.
         """
         reward = batch.reward if reward is None else reward
         record: Record = {}
@@ -88,15 +88,15 @@ class CreditRule:
         return Credit(advantage=advantage, returns=returns), record, ema
 
     def _kl(self, scores: Scores) -> Tensor:
-        """KL_t of the policy that sampled and its reference, [N]."""
+        """KL_t between the sampling policy and the reference, [N]."""
         if scores.old_logp is None or scores.ref_logp is None:
             raise NovaError(
-                "a KL penalty needs a reference", where="kl", fix="set kl.type=null or kl.coef > 0 with a reference"
+                "a KL penalty requires a reference", where="kl", fix="set kl.type=null or kl.coef > 0 with a reference"
             )
         return kl_per_token(self.kl_estimator, scores.old_logp, scores.ref_logp, self.kl_clamp)
 
     def _baseline(self, batch: Batch, reward: Tensor, ema: float | None) -> tuple[Tensor, float | None]:
-        """One advantage for each trajectory [R], 0 for those that only serve as a baseline."""
+        """The advantage of each trajectory [R], 0 for baseline rollouts."""
         trained = ~batch.baseline
         result = torch.zeros_like(reward)
         own, groups = reward[trained], batch.group[trained]
@@ -124,13 +124,13 @@ class CreditRule:
         return result, ema
 
     def _gpg_alpha(self, batch: Batch, reward: Tensor) -> Tensor:
-        """B / (B - M) of the groups that are learnt from, 0-d."""
+        """B / (B - M) over the trained groups, 0-d."""
         if self.estimator not in COMPARING:
             return reward.new_ones(())
         return gpg_alpha(reward[~batch.baseline], batch.group[~batch.baseline])
 
     def _temporal(self, batch: Batch, scores: Scores, reward: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
-        """(advantage [N], returns [N]) of an estimator over time, on the trained tokens of each trajectory in a row."""
+        """(advantage [N], returns [N]) of a temporal estimator, over the trained tokens of each trajectory."""
         rows = Rows.of(batch)
         values = rows.spread(scores.values if scores.values is not None else torch.zeros_like(penalty))
         per_token = rows.spread(-penalty if scores.token_reward is None else scores.token_reward - penalty)
@@ -150,16 +150,16 @@ class CreditRule:
         else:
             advantage, returns = getattr(advantages, self.estimator)(**known)
         if self.estimator == "retrace":
-            # Its own returns estimate Q of the token that was chosen, and a critic of states fitted to them would learn
-            # the sampler's mean of Q. V-trace has the target for V; on-policy the two are one.
+            # Retrace returns estimate Q of the chosen token, and a state critic fitted to them would learn the mean of
+            # Q under the sampler. Use the V-trace target for V; on-policy both are equal.
             _, returns = advantages.vtrace(**known)
         return rows.flat(advantage), rows.flat(returns)
 
     def _prime(self, batch: Batch, scores: Scores, reward: Tensor) -> Tensor:
-        """PRIME's advantage [N], as the paper has it: leave-one-out on the outcomes, and the returns of process rewards
-        less their own baseline, the mean over the other answers to the prompt of the mean reward of their tokens.
+        """PRIME's advantage [N], as in the paper: leave-one-out on the outcomes, plus the returns of process rewards
+        minus their baseline, the mean over the other answers to the prompt of their mean token reward.
 
-        What only serves as a baseline (a greedy answer) is none of the K samples and counts in neither mean.
+        Baseline rollouts (greedy answers) are not among the K samples and are excluded from both means.
         """
         assert scores.token_reward is not None
         rows, trained = Rows.of(batch), ~batch.baseline
@@ -172,7 +172,7 @@ class CreditRule:
 
     @staticmethod
     def _greedy(batch: Batch, reward: Tensor) -> Tensor:
-        """The reward of each trajectory's greedy twin, matched by group."""
+        """The reward of the greedy rollout of each trajectory's group."""
         _, compact = batch.group.unique(return_inverse=True)
         twin = torch.full((int(compact.max()) + 1,), float("nan"), dtype=reward.dtype)
         twin[compact[batch.baseline]] = reward[batch.baseline]
@@ -181,10 +181,10 @@ class CreditRule:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The trained tokens of each trajectory side by side: [R, T], T the most of any, padded on the right.
+    """The trained tokens of each trajectory as right-padded rows [R, T].
 
-    What the policy did not choose (prompts, turns of an environment) is no step of it and has no column. `index` [R, T]
-    is the flat position, `mask` where there is one, `last` the last of each row (the reward comes with it).
+    Tokens that the policy did not choose (prompts, environment turns) have no column. `index` [R, T] is the flat
+    position, `mask` marks tokens, `last` the last token of each row (which gets the reward).
     """
 
     index: Tensor
@@ -205,7 +205,7 @@ class Rows:
         return cls(index, mask, mask & (columns[None, :] == count[:, None] - 1), batch.tokens.numel())
 
     def spread(self, flat: Tensor) -> Tensor:
-        """A per-token tensor [N] as [R, T], 0 where there is no token."""
+        """A per-token tensor [N] as [R, T], padded with 0."""
         return torch.where(self.mask, flat[self.index], torch.zeros((), dtype=flat.dtype))
 
     def flat(self, rows: Tensor) -> Tensor:

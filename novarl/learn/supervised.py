@@ -16,7 +16,7 @@ from novarl.learn.optim import Optimizer, OptimSettings
 from novarl.learn.scorer import Scorer
 
 _LARGEST = 700.0
-"""Nats whose exponential is still a float."""
+"""The largest exponent for which exp is finite."""
 
 
 class SupervisedLearner:
@@ -47,7 +47,7 @@ class SupervisedLearner:
         )
         norm, rate = self.optimizer.step()
         record = ledger.reduce(self.ranks)
-        if "loss" in record:  # there was something to learn
+        if "loss" in record:  # there were trained tokens
             record["perplexity"] = math.exp(min(record["loss"], _LARGEST))
         return record | {"grad_norm": norm, "lr": rate, "tokens": float(batch.tokens.numel())}
 

@@ -270,16 +270,20 @@ def without_a_tokenizer(folder: Path) -> None:
 TO_RESUME = f"rl ON_TASK resume={STEP}"
 MODEL = f"rl ON_TASK model={STEP}/model"
 CHECKPOINTS = {
-    "no such checkpoint": Case("rl ON_TASK resume=run/checkpoints/step-000007", "step-000007: there is no checkpoint"),
-    "a run for a checkpoint": Case("rl ON_TASK resume=run", "resume=run: this is a run, not one of its checkpoints"),
+    "no such checkpoint": Case("rl ON_TASK resume=run/checkpoints/step-000007", "step-000007: no such checkpoint"),
+    "a run for a checkpoint": Case("rl ON_TASK resume=run", "resume=run: this is a run directory, not a checkpoint"),
     "a word for a checkpoint": Case("rl ON_TASK resume=true", "or resume=auto with the run's run_dir"),
-    "torn tensors": Case(TO_RESUME, "tensors.safetensors differs from its checksum", {}, torn("tensors.safetensors")),
-    "torn weights": Case(TO_RESUME, "model/model.safetensors differs from its", {}, torn("model/model.safetensors")),
-    "torn state": Case(TO_RESUME, "state.json differs from its checksum", {}, torn("state.json")),
+    "torn tensors": Case(
+        TO_RESUME, "the checksum of tensors.safetensors does not match", {}, torn("tensors.safetensors")
+    ),
+    "torn weights": Case(
+        TO_RESUME, "the checksum of model/model.safetensors does not match", {}, torn("model/model.safetensors")
+    ),
+    "torn state": Case(TO_RESUME, "the checksum of state.json does not match", {}, torn("state.json")),
     "torn manifest": Case(TO_RESUME, "its MANIFEST is damaged: not JSON", {}, torn("MANIFEST")),
     "empty manifest": Case(
         TO_RESUME,
-        "its MANIFEST does not name its files",
+        "its MANIFEST does not list its files",
         {},
         lambda folder: (folder / STEP / "MANIFEST").write_text("{}"),
     ),
@@ -296,10 +300,8 @@ CHECKPOINTS = {
     "a reference that is nowhere": Case(
         "rl ON_TASK algo=grpo kl.coef=0.1 kl.reference=./nope", "kl.reference=./nope: no such directory (name start,"
     ),
-    "of another format": Case(TO_RESUME, "written in format 99, this version reads format 1", {}, another_format),
-    "of another format, found": Case(
-        "rl ON_TASK run_dir=run resume=auto", "was written in format 99", {}, another_format
-    ),
+    "of another format": Case(TO_RESUME, "has format 99, but this version reads format 1", {}, another_format),
+    "of another format, found": Case("rl ON_TASK run_dir=run resume=auto", "has format 99", {}, another_format),
     "of another run": Case(f"{TO_RESUME} run_dir=other", "run_dir=other: the checkpoint belongs to the run"),
     "of another command": Case(f"sft SFT task=sort resume={STEP}", "one of novarl rl, and this is novarl sft"),
     "of another command, found": Case(
@@ -330,18 +332,20 @@ CHECKPOINTS = {
         lambda folder: shutil.copytree(folder / STEP, folder / "elsewhere/there/step"),
     ),
     "run_dir holds a run": Case(
-        "rl ON_TASK run_dir=run", "run_dir=run: the directory already holds a run (continue it with"
+        "rl ON_TASK run_dir=run", "run_dir=run: the directory already contains a run (resume it with"
     ),
-    "run_dir holds a run, for eval": Case("eval task=sort model=tiny run_dir=run", "the directory already holds a run"),
+    "run_dir holds a run, for eval": Case(
+        "eval task=sort model=tiny run_dir=run", "the directory already contains a run"
+    ),
     "run_dir holds a run that saved nothing": Case(
         "rl ON_TASK run_dir=run",
-        "the directory already holds a run (it saved nothing: start it again with resume=auto",
+        "the directory already contains a run (it has no checkpoint: restart it with resume=auto",
         {},
         saved_nothing,
     ),
     "run_dir holds a run without its checkpoints": Case(
         "rl ON_TASK run_dir=run",
-        "the directory already holds a run (its checkpoints are missing: put them back",
+        "the directory already contains a run (its checkpoints are missing: restore them",
         {},
         lambda folder: shutil.rmtree(folder / "run/checkpoints"),
     ),
@@ -351,11 +355,13 @@ CHECKPOINTS = {
         {"model/config.json": '{"model_type": "llama"}'},
     ),
     "run_dir holds another program's manifest": Case(
-        "rl ON_TASK run_dir=mine", "the directory holds manifest.json, which no run has", {"mine/manifest.json": "[1]"}
+        "rl ON_TASK run_dir=mine",
+        "the directory contains manifest.json, which was not written",
+        {"mine/manifest.json": "[1]"},
     ),
     "run_dir is a file": Case("rl ON_TASK run_dir=file", "run_dir=file: run_dir is a file", {"file": ""}),
     "run_dir is a file, resuming": Case("rl ON_TASK run_dir=file resume=auto", "run_dir=file: ", {"file": ""}),
-    "run_dir lies in a file": Case("rl ON_TASK run_dir=file/run", "run_dir=file/run: cannot write there", {"file": ""}),
+    "run_dir lies in a file": Case("rl ON_TASK run_dir=file/run", "run_dir=file/run: cannot write to it", {"file": ""}),
     "run_dir holds somebody's logs": Case(
         "rl ON_TASK run_dir=.", "run_dir=.: the directory holds logs", {"logs/mine.txt": ""}
     ),

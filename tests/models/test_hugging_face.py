@@ -114,7 +114,7 @@ DAMAGE: list[tuple[dict[str, Any], str]] = [
     ({"pad_token_id": 9999}, "pad_token_id is 9999: Padding_idx must be within num_embeddings"),
     ({"rope_parameters": {"rope_type": "foo", "rope_theta": 1.0}}, "rope_parameters is {'rope_type': 'foo', 'rope_th"),
     ({"rope_parameters": 3}, "Field 'rope_parameters' with value 3"),
-    ({"hidden_act": "nope"}, "hidden_act is 'nope': there is no 'nope'"),
+    ({"hidden_act": "nope"}, "hidden_act is 'nope': 'nope' is missing"),
     ({"layer_types": 3}, "layer_types is 3: 'int' object is not iterable"),
     ({"dtype": "nope"}, "dtype is 'nope': "),
     ({"model_type": "telepathy"}, "The checkpoint you are trying to load has model type `telepathy`"),
@@ -216,7 +216,7 @@ def test_tensors_that_serve_something_else_are_left_out(tmp_path: Path, told: li
     add(tmp_path, LAYERS.format(0, "rotary_emb.inv_freq"), LAYERS.format(0, "masked_bias"), "score.weight")
     add(tmp_path, "v_head.summary.weight", "mtp.layers.0.fc.weight", "model.mtp_layers.0.norm.weight", "visual.patch")
     add(tmp_path, LAYERS.format(2, "q_proj.weight"))
-    with pytest.raises(NovaError, match=r"tensor 'model.layers.2.self_attn.q_proj.weight' of the weights"):
+    with pytest.raises(NovaError, match=r"tensor 'model.layers.2.self_attn.q_proj.weight' in the weights"):
         load(str(tmp_path))
     edit(tmp_path / "config.json", num_nextn_predict_layers=1)
     assert load(str(tmp_path)).context == 64
@@ -235,7 +235,7 @@ def test_weights_of_something_else_are_no_causal_language_model(tmp_path: Path, 
     [
         ("generation_config.json", "{", "not valid JSON"),
         ("generation_config.json", "[]", "not a JSON object"),
-        ("generation_config.json", '{"eos_token_id": [7, "x"]}', "eos_token_id holds 'x', which is not a token id"),
+        ("generation_config.json", '{"eos_token_id": [7, "x"]}', "eos_token_id contains 'x', which is not a token id"),
         ("tokenizer.json", "{", "not valid JSON"),
         ("tokenizer_config.json", "[]", "not a JSON object"),
     ],
@@ -291,7 +291,7 @@ def test_rotations_that_change_with_length_limit_the_context(
     policy = load(str(tmp_path))
     assert policy.context == 66
     because = "not the stated 264: with longrope a longer row would change the rotary embeddings of the others"
-    assert policy.notes() == ([] if rotation == "dynamic" else [f"the model's context is 66 tokens ({because})"])
+    assert policy.notes() == ([] if rotation == "dynamic" else [f"model context: 66 tokens ({because})"])
     with torch.no_grad():
         alone = torch.cat([oracle(original, row) for row in rows])
         assert alone.mean() > -0.5, "the model is not sharp"
@@ -321,7 +321,7 @@ def test_a_prompt_may_end_where_the_table_of_positions_does(tmp_path: Path) -> N
 def test_a_context_without_room_is_refused(tmp_path: Path, stated: int) -> None:
     name = write(tmp_path, llama())
     edit(tmp_path / "config.json", max_position_embeddings=stated)
-    with pytest.raises(NovaError, match=f"config.json: max_position_embeddings is {stated}, which leaves no room"):
+    with pytest.raises(NovaError, match=f"config.json: max_position_embeddings is {stated}, but must be positive"):
         load(name)
 
 
@@ -403,7 +403,7 @@ def test_packed_attention_refuses_by_name_what_it_does_not_implement(argument: s
     mixed, _ = packing_sdpa(module, query, query, query, None, packed_sequences=SIX, position_ids=None)
     assert mixed.shape == (1, 6, 4, 8)
     arguments = {argument: value}
-    with pytest.raises(NovaError, match=f"packed attention does not implement {argument}, which Module asks for"):
+    with pytest.raises(NovaError, match=f"packed attention does not implement {argument}, which Module uses"):
         packing_sdpa(module, query, query, query, None, packed_sequences=SIX, **arguments)
     module.is_causal = False
     with pytest.raises(NovaError, match="is_causal=False"):

@@ -121,7 +121,7 @@ def test_of_a_runs_models_the_latest_is_advised(
         ("run/nowhere", "no such directory"),
         ("", "no model was given"),
         ("file.txt", "this is a file"),
-        ("empty", "holds no config.json"),
+        ("empty", "contains no config.json"),
         ("run", r"did you mean run/checkpoints/step-1/model\?"),
         ("mangled", "not valid JSON|could not be loaded"),
         ("unknown", "no causal language model could be loaded"),

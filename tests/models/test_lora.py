@@ -279,5 +279,5 @@ def test_missing_peft_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(name, *rest, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(NovaError, match=r"needs peft.*novarl\[llm\]"):
+    with pytest.raises(NovaError, match=r"requires PEFT.*novarl\[llm\]"):
         inject(load("tiny").model, RANK8, seed=0)

@@ -81,18 +81,18 @@ def test_an_absurd_number_is_one_sentence_or_changes_nothing(family: str, tmp_pa
         ("hidden_size", -(10**400), "hidden_size is about -1e400, which is too large"),
         ("text_config", {"num_hidden_layers": 5000}, "text_config.num_hidden_layers is 5000, but the maximum"),
         ("rope_theta", float("nan"), "rope_theta is NaN"),
-        ("eos_token_id", [1, 10**30], "eos_token_id is about 1e30, too large"),
+        ("eos_token_id", [1, 10**30], "eos_token_id is about 1e30, which is too large"),
     ],
 )
 def test_the_field_is_named(field: str, value: Any, said: str) -> None:
     with pytest.raises(NovaError) as raised:
-        check_numbers({"model_type": "llama", field: value}, "config.json", "mend it")
+        check_numbers({"model_type": "llama", field: value}, "config.json", "fix it")
     assert str(raised.value).startswith(f"config.json: {said}")
 
 
 def test_numbers_of_real_models_pass() -> None:
     real = {"rope_theta": 1e11, "max_position_embeddings": 10_485_760, "num_hidden_layers": 126, "vocab_size": 262_144}
-    check_numbers({**real, "time_step_limit": [0.0, float("inf")], "sliding_window": 2**31}, "config.json", "mend it")
+    check_numbers({**real, "time_step_limit": [0.0, float("inf")], "sliding_window": 2**31}, "config.json", "fix it")
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"])

@@ -115,7 +115,7 @@ def test_a_mask_always_selects_the_masked_kernel(monkeypatch: pytest.MonkeyPatch
 def test_keys_beyond_the_queries_need_a_mask() -> None:
     model, cache = Decoder(SMALLEST), DynamicCache()
     logits(model, torch.ones(1, 3, dtype=torch.int64), past_key_values=cache)
-    with pytest.raises(ValueError, match="1 queries over 4 keys need an attention_mask"):
+    with pytest.raises(ValueError, match="1 queries with 4 keys require an attention_mask"):
         logits(model, torch.ones(1, 1, dtype=torch.int64), past_key_values=cache)
     with pytest.raises(ValueError, match="use_cache=True requires past_key_values"):
         logits(model, torch.ones(1, 1, dtype=torch.int64), use_cache=True)

@@ -42,8 +42,8 @@ def k3(logp: Tensor, ref_logp: Tensor, *, most: float | None = None) -> Tensor:
 
     Computed with expm1, which is accurate if the policies nearly agree: there k3 is about x^2 / 2, and `exp(-x) - 1`
     would lose it to rounding. With `most`, larger values are clamped to it and have no gradient, so tokens that are
-    likely under the reference but nearly impossible under the policy have no effect. (verl clamps at 10.) Clamping
-    introduces bias.
+    likely under the reference but nearly impossible under the policy have no effect. (verl clamps at 10.) This is
+    biased.
     """
     x = logp - ref_logp
     if most is None:

@@ -24,8 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROUNDING = 64.0
-"""Tolerated difference between two passes over the same weights, in units in the last place of an answer's
-log-likelihood."""
+"""Tolerated difference between two passes over the same weights, in ulps of an answer's log-likelihood."""
 
 
 def sigmoid(
@@ -219,7 +218,7 @@ def margins(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
 
 
 def preferred(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
-    """1 if the chosen reward is strictly higher [pairs], else 0 (also for ties, as in RewardBench). Its mean is the
+    """1 if the chosen reward is strictly higher [pairs], else 0 (ties too, as in RewardBench). The mean is the
     accuracy."""
     return (chosen_reward > rejected_reward).to(chosen_reward.dtype)
 

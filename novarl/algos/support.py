@@ -57,8 +57,7 @@ def support_of(support: Support, rows: Tensor) -> Support:
 
 
 def impossible(support: Support, first: int, last: int, vocabulary: int) -> Tensor:
-    """The tokens outside the supports of rows first .. last - 1, [last - first, V] bool: all False for a full
-    support."""
+    """The tokens outside the supports of rows first .. last - 1, [last - first, V] bool: all False for full support."""
     bounds = support.cu_words[first : last + 1]
     lengths = bounds.diff()
     words = support.words[int(bounds[0]) : int(bounds[-1])].long()

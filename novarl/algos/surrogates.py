@@ -105,8 +105,7 @@ def dual_clip(
     proportional to r_t without bound; beyond `clip_dual` it is zero here. The same as two-sided clipping
     (https://arxiv.org/abs/2505.07291; `delta` in TRL 1.16) wherever clip_dual >= 1 + clip_high.
 
-    `clip_fraction` counts both bounds. Raises ValueError unless clip_dual > 1, as on-policy tokens would have no
-    gradient.
+    `clip_fraction` counts both bounds. Raises ValueError unless clip_dual > 1(or on-policy tokens have no gradient).
     """
     if not clip_dual > 1:
         raise ValueError(f"clip_dual must be above 1, got {clip_dual}")
@@ -132,8 +131,7 @@ def gspo(
     importance_sampling_level="sequence" and loss_type="grpo". A sequence is clipped as a whole.
 
     `sequence`: arbitrary int64 ids of the shape of logp; a trajectory in several parts has one id. None means that the
-    rows of [S, T] are the sequences; raises ValueError for [N] without ids. All tokens of a sequence must be in one
-    call.
+    rows of [S, T] are the sequences; raises ValueError for [N] without ids. Pass all tokens of a sequence in one call.
     """
     log_ratio, advantage = _masked(logp - old_logp, mask), _masked(advantage, mask)
     total, index = aggregate.per_sequence(log_ratio, mask, sequence)

@@ -40,8 +40,7 @@ def violation(measured: float, limit: float, sense: Sense) -> float:
 
 
 def relative_error(excess: float, limit: float) -> float:
-    """The violation relative to its limit, clipped to [-1, 1] so that an outlier has a limited effect on
-    multipliers."""
+    """The violation relative to its limit, clipped to [-1, 1] to limit the effect of outliers."""
     return min(max(excess / limit, -1.0), 1.0)
 
 
@@ -139,8 +138,8 @@ class Lagrangian(Constraint):
     kp and kd make the projected dual the PID of https://arxiv.org/abs/2007.03964 (algorithm 2, lr its K_I): plain dual
     ascent is an integrator and oscillates; kp damps it, kd reacts to growing violations. I is kept within the bounds,
     which prevents windup. A small softplus multiplier changes by about lr e lambda^2, so it rises as slowly as it has
-    decayed. Dividing by the limit makes lr independent of the unit (dual ascent with rate lr / limit). The initial
-    multiplier is `init`.
+    decayed. Dividing by the limit makes lr independent of the unit (dual ascent with rate lr / limit). It starts at
+    `init`.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "limit", "integral", "error")

@@ -53,8 +53,7 @@ class Controller(ABC):
 
     @abstractmethod
     def update(self, kl: float, n: int = 1) -> float:
-        """Update with the `kl` measured in a step of `n` episodes, in the unit of the target, and return the
-        coefficient."""
+        """Update with the `kl` (in the unit of the target) of a step of `n` episodes, and return the coefficient."""
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON values. The round trip through `load_state_dict` is exact."""

@@ -149,8 +149,7 @@ class Ziegler(Multiplicative):
 
 @dataclass(slots=True, kw_only=True)
 class Exponential(Multiplicative):
-    """log beta += rate * clip(log(KL / target), +-clip): equally fast in both directions, so KL converges to its
-    target."""
+    """log beta += rate * clip(log(KL / target), +-clip): equally fast in both directions."""
 
     gains: ClassVar[tuple[str, ...]] = ("rate", "clip")
 
@@ -167,8 +166,7 @@ class TwoSpeed(Multiplicative):
     """beta * 1.03 while KL is above the target, otherwise beta * 0.99: the exponential rule of enhanced RL2.
 
     It rises three times as fast as it falls: with noise it converges where KL is above the target 25 % of the time, so
-    the target is the upper quartile of KL and not its median. Kept for runs that were tuned with it; `exponential` has
-    no such bias.
+    the target is the upper quartile of KL and not its median. Kept for runs tuned with it; `exponential` is unbiased.
     """
 
     gains: ClassVar[tuple[str, ...]] = ("up", "down")

@@ -84,8 +84,8 @@ class Governor:
         """KL of the sampling policy to the reference on all answers; empty if either is unknown.
 
         Estimated with k1: k3 has the same mean, but the heavy tail of pi_ref / pi_old once the policy avoids what the
-        reference prefers. Its mean is then dominated by a few answers, most steps measure too little, and a controller
-        would let KL grow.
+        reference prefers. Its mean is then dominated by a few answers, most steps measure too little, and KL would
+        grow.
         """
         if scores.old_logp is None or scores.ref_logp is None:
             return {}

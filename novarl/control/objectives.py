@@ -102,8 +102,7 @@ def smooth_tchebycheff(estimates: Tensor, ideal: Tensor, weights: Tensor, *, mu:
 def score(
     estimates: Tensor, ideal: Tensor, weights: Tensor, *, method: str, mu: float = 0.1, rho: float = 0.05
 ) -> Tensor:
-    """S(J), 0-d, higher is better: the scalar whose gradient is given by `method`. Raises ValueError for an unknown
-    one."""
+    """S(J), 0-d, higher is better: the scalar whose gradient is given by `method`. ValueError if unknown."""
     if method == "weighted_sum":
         return (weights.to(estimates.dtype) * estimates).sum()
     regret = _regret(estimates, ideal, weights)
@@ -138,8 +137,7 @@ class Objectives:
     * z_i, the ideal: the best J_i so far, or the objective's `ideal` if that is better.
     * s_i, the deviation: the square root of the mean variance over all steps, not only the latest: an objective that is
       nearly always reached varies less and less, and dividing by its recent deviation would let a single failure
-      dominate. Units therefore do not matter, and `mu` is in deviations. Objectives that have not varied yet have no
-      weight.
+      dominate. Units therefore do not matter, and `mu` is in deviations. Constant objectives have no weight.
 
     For a fixed weighted sum in the rewards' own units, use reward weights instead.
     """

@@ -134,7 +134,7 @@ class ParetoArchive:
     def add(self, name: str, scores: Any, errors: Any = (), *, step: int = 0) -> bool:
         """Offer a checkpoint. Returns whether it was added.
 
-        Offering a name again replaces its earlier evaluation. Raises NovaError for scores that are not finite or have a
+        A name offered again replaces its evaluation. Raises NovaError for scores that are not finite or have a
         different length.
         """
         new = Evaluated(name, tuple(map(float, scores)), tuple(map(float, errors)), step)

@@ -32,8 +32,7 @@ OFFSETS = (-0.3, 0.3)
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """The response of the measured quantity to the coefficient: `slope` in logarithms, `lag` in steps, `noise`
-    relative."""
+    """The response of the measured quantity to the coefficient: log `slope`, `lag` in steps, relative `noise`."""
 
     slope: float = 2.0
     lag: float = 5.0
@@ -67,8 +66,7 @@ def simulate(
 
 
 def check_stability(controller: Controller, *, episodes: int = 256, plant: Plant | None = None) -> None:
-    """Raise NovaError, naming the gain, if the simulated loop of a controller is unstable. The controller is not
-    changed.
+    """Raise NovaError, naming the gain, if the simulated loop of a controller is unstable. It is not changed.
 
     Loops that start slightly above and below equilibrium are simulated for STEPS steps of `episodes` episodes, from the
     middle of the controller's bounds, so that the result depends on the gains and not on the initial coefficient.

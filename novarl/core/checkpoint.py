@@ -177,8 +177,7 @@ class Checkpoints:
         return newest, troubles
 
     def _as_link(self, pointer: str) -> None:
-        """A directory in place of a link is a copy of a checkpoint: rename it if it is the only copy, otherwise remove
-        it."""
+        """A directory in place of a link is a copy of a checkpoint: rename the only copy, remove others."""
         copy = self.folder / pointer
         if copy.is_symlink() or not copy.is_dir():
             return
@@ -224,8 +223,7 @@ class Checkpoints:
         DISK.sync(folder)
 
     def prune(self) -> None:
-        """Delete checkpoints that are neither among the last `keep` nor linked, and damaged ones older than all that
-        are kept.
+        """Delete checkpoints neither among the last `keep` nor linked, and damaged ones older than all that are kept.
 
         Each is renamed before it is removed, so that a kill leaves no partial checkpoint under its name.
         """

@@ -10,8 +10,7 @@ from novarl.core.errors import NovaError
 
 
 def read_object(path: Path, *, fix: str = "restore it from a copy") -> dict[str, Any]:
-    """The JSON object in the file `path`. Raises NovaError if it is unreadable, not UTF-8, not JSON, nested too deeply,
-    or not an object."""
+    """The JSON object in the file `path`. Raises NovaError if it is unreadable or not valid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -8,8 +8,7 @@ _SIGNS = (
     *("not enough memory", "can't allocate memory", "out of memory", "bad allocation", "bad_alloc"),
     *("could not create a primitive", "cannot allocate memory", "failed to map segment"),
 )
-"""Messages of PyTorch for the CPU and GPU allocators, oneDNN kernels and mapped files, and of the system when loading a
-library."""
+"""Messages of PyTorch (CPU, GPU, oneDNN, mapped files) and of the system when loading a library."""
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -44,7 +44,7 @@ def halves_avx512() -> bool:
 
 
 def exact_products() -> str:
-    """The MKL_CBWR value with which the bits of a row do not depend on the other rows. It must be set before torch is
+    """The MKL_CBWR value with which the bits of a row do not depend on the other rows. Set it before torch is
     loaded."""
     known = about()
     if "Intel" not in known.get("vendor_id", known.get("model name", "")):

@@ -89,8 +89,7 @@ class RunDir:
         return self.manifest() is not None
 
     def check_is_there(self) -> None:
-        """Raise NovaError if the directory was removed: writes to open files are lost, and other writes would create an
-        invalid directory."""
+        """Raise NovaError if the directory was removed: writes to open files are lost, others would recreate it."""
         if not (self.path / "manifest.json").exists():
             what = "the run directory was removed during the run"
             raise NovaError(what, where=f"run_dir={self.path}", fix="start again; its contents are lost")
@@ -109,8 +108,7 @@ class RunDir:
             self.write_json("manifest.json", {**manifest, **facts})
 
     def claim(self) -> NovaError | None:
-        """Lock the directory for this process until `let_go` or exit. Returns the error to raise if another process
-        holds it."""
+        """Lock the directory for this process until `let_go` or exit. Returns an error if another process holds it."""
         place = self.path.resolve()
         if place in _claims or not place.is_dir():
             return None
@@ -228,8 +226,7 @@ class RunDir:
         return f"logs are shorter than when the checkpoint was saved; the rest is lost: {', '.join(lost[:3])}{more}"
 
     def cut_logs(self, sizes: Mapping[str, int]) -> None:
-        """Truncate every log to `sizes` (bytes) and remove log files that did not exist then. Partial lines are
-        removed."""
+        """Truncate every log to `sizes` (bytes) and remove newer log files and partial lines."""
         for path in self._files(LOGS):
             size, held = sizes.get(path.relative_to(self.path).as_posix()), path.stat().st_size
             if size is None:

@@ -226,8 +226,7 @@ class Credit:
 
 
 class Tokenizer(Protocol):
-    """The tokenizer interface of the library, implemented by Hugging Face tokenizers and the built-in byte
-    tokenizer."""
+    """The tokenizer interface, implemented by Hugging Face tokenizers and the built-in byte tokenizer."""
 
     eos_token_id: int
     pad_token_id: int
@@ -252,8 +251,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnvStep:
-    """The result of an environment step: messages to append (none: the episode is over), and this turn's reward, if
-    any."""
+    """The result of an environment step: messages to append (none: the episode is over), and an optional reward."""
 
     messages: tuple[Message, ...] = ()
     reward: float | None = None

@@ -63,8 +63,8 @@ def load_rl(
 
     The chat template receives `template_kwargs`; the row's columns `chat_template_kwargs` and `tools` take precedence.
     A prompt of more than `max_length` tokens is refused, or cut at its beginning with `on_long="truncate"`. `unused`
-    collects the keys of used rows that nothing reads. `report` is called for every refused row once the dataset as a
-    whole is accepted.
+    collects the keys of used rows that nothing reads. `report` is called for every refused row once the dataset is
+    accepted.
 
     Raises NovaError if the source cannot be read, its format is not recognised, no row is left, or the fraction of
     refused rows exceeds `max_bad_rows`.

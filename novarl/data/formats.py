@@ -116,8 +116,7 @@ def detect(rows: Sequence[RawRow], purpose: Purpose, *, keys: Columns, where: st
 def columns_seen(rows: Sequence[RawRow], keys: Mapping[str, str | None], *, where: str) -> tuple[list[str], str]:
     """The columns that at least half of the first readable rows fill, and all their column names for error messages.
 
-    `keys` maps parts to the user's column names. Raises NovaError if no row can be read or a named column does not
-    exist.
+    `keys` maps parts to the user's column names. Raises NovaError if no row can be read or a column is missing.
     """
     good = [row.value for row in rows if row.value is not None]
     if not good:
@@ -252,8 +251,8 @@ def is_trained(message: Message) -> bool:
 
 
 def template_kwargs_of(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's keyword arguments for the chat template: the columns `chat_template_kwargs` and `tools`, as values or as
-    JSON."""
+    """A row's keyword arguments for the chat template: the columns `chat_template_kwargs` and `tools`, or JSON of
+    them."""
     given = _from_json(value, "chat_template_kwargs", {})
     if not isinstance(given, Mapping):
         raise Refused("chat_template_kwargs", f"must be an object, not {json_kind(given)}")
@@ -301,8 +300,7 @@ def cell(value: Mapping[str, Any], name: str) -> Any:
 
 
 def at_path(value: Mapping[str, Any], path: str) -> Any:
-    """The item at a dotted path such as `extra_info.answer`, or None. A column whose name contains the dots takes
-    precedence.
+    """The item at a dotted path such as `extra_info.answer`, or None. A column with that exact name takes precedence.
 
     >>> at_path({"extra_info": {"answer": "4"}}, "extra_info.answer"), at_path({"a.b": 1}, "a.b"), at_path({}, "a.b")
     ('4', 1, None)

@@ -189,8 +189,7 @@ def partition(lengths: Seq[int], parts: int) -> list[list[int]]:
 
 
 def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
-    """Split items into few micro-batches of similar size, each of at most `budget` tokens (unless a single item exceeds
-    it).
+    """Split items into few micro-batches of similar size, of at most `budget` tokens (unless one item exceeds it).
 
     Each micro-batch is in ascending order. The largest comes first, so that its memory can be reused by the others and
     a lack of memory shows immediately. Raises ValueError if `budget` is below 1.

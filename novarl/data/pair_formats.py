@@ -86,8 +86,7 @@ class LabelledExample:
 def detect_pairs(rows: Sequence[RawRow], *, keys: PairColumns, where: str, labels: bool) -> PairColumns:
     """The columns to read, from the user's `keys` and the first rows; with `labels` also those of labelled rows.
 
-    Raises NovaError if no format or more than one fits, the keys contradict each other, or a key names a missing
-    column.
+    Raises NovaError if no format or more than one fits, the keys contradict each other, or a named column is missing.
     """
     if keys.messages is not None and keys.prompt is not None:
         raise NovaError("messages_key and prompt_key cannot both be set", where=where, fix="keep one of them")
@@ -123,8 +122,7 @@ def detect_pairs(rows: Sequence[RawRow], *, keys: PairColumns, where: str, label
 
 
 def _prompts(chosen: str, rejected: str, keys: PairColumns, present: Sequence[str]) -> list[PairColumns]:
-    """Candidates for a pair of columns: one for each column that may hold the prompt, or one without a prompt
-    column."""
+    """Candidates for a pair of columns: one per possible prompt column, or one without."""
     margin = "margin" if "margin" in present else None
     if keys.prompt is not None or keys.messages is not None:
         return [PairColumns(chosen, rejected, keys.prompt, keys.messages, margin=margin)]

@@ -104,8 +104,7 @@ class Reading:
 
 
 def load_pairs(source: Source, reading: Reading, *, split: str | None = None) -> tuple[list[Pair], RowCounts]:
-    """The pairs of a dataset, in order. The tokens of the answers are trained on. Raises NovaError as `load_sft`
-    does."""
+    """The pairs of a dataset, in order. Only answers are trained on. Raises NovaError as `load_sft` does."""
     check_limits(reading.max_length, reading.max_bad_rows)
     rows, where = open_rows(source, split)
     columns = detect_pairs(rows, keys=reading.keys, where=where, labels=False)

@@ -32,8 +32,8 @@ def render_prompt(
 
     template_kwargs: keyword arguments of the template, such as `tools` or `enable_thinking`
 
-    Raises NovaError if the tokenizer has no chat template, and Refused if the template rejects the messages or the
-    prompt is empty.
+    Raises NovaError if the tokenizer has no chat template, and Refused if it rejects the messages or the prompt is
+    empty.
     """
     _, tokens = _prompt(tokenizer, messages, apply_chat_template, template_kwargs)
     if not apply_chat_template:

@@ -38,8 +38,8 @@ class Rows(Generic[T]):
         return {"rows": self.summary(), "train_rows": len(self.train)}
 
     def check_same(self, facts: Mapping[str, Any], run_dir: Path) -> None:
-        """Raise NovaError if the number of training rows differs from the checkpoint's: its position in the data would
-        be wrong."""
+        """Raise NovaError if the number of training rows differs from the checkpoint's, as its position would be
+        wrong."""
         before, now = facts.get("train_rows", len(self.train)), len(self.train)
         if before != now:
             raise NovaError(

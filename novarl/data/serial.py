@@ -17,8 +17,7 @@ _TUPLE, _ITEMS = "__tuple__", "__items__"
 
 
 def scored_to_dict(scored: Scored) -> dict[str, Any]:
-    """`scored` as JSON values. Raises NovaError if its prompt or info holds values that JSON cannot (tensors,
-    objects)."""
+    """`scored` as JSON values. Raises NovaError if its prompt or info holds tensors or other objects."""
     return {
         "rollout": rollout_to_dict(scored.rollout),
         "rewards": _to_json(scored.rewards, "rewards"),

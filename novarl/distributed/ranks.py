@@ -35,7 +35,7 @@ def _together() -> Iterator[None]:
 class Ranks:
     """The process group, with collectives that are free with one process.
 
-    Under `torchrun` the group is initialised from the environment (gloo on CPU, NCCL on CUDA); otherwise there is one
+    Under `torchrun` the group is initialised from the environment (gloo on CPU, NCCL on CUDA); otherwise it is one
     process.
     """
 

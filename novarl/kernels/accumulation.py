@@ -29,8 +29,7 @@ _spare: ContextVar[list[Tensor] | None] = ContextVar("spare_memory", default=Non
 def fused_accumulation() -> Iterator[None]:
     """A context for loops of `loss.backward()` that read the gradients from `.grad` at the end.
 
-    It does not support `torch.autograd.grad`, which would find no gradient for these weights, or hooks on them, which
-    would not be called.
+    It does not support `torch.autograd.grad` for these weights (no gradient), or hooks on them (not called).
     """
     fused, spare = _fused.set(True), _spare.set([])
     try:

@@ -59,8 +59,7 @@ def choose_kernel(
 @cache
 def _fault_of_flash(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Why flash attention cannot be used on `device` for heads of that size, or None if forward and backward match a
-    softmax for a prompt and two answers. Support depends on the PyTorch version and the GPU, so it is tested by running
-    it."""
+    softmax for a prompt and two answers. Support depends on the PyTorch version and the GPU, so it is tested."""
     groups, generator = [Group(5), Group(9, (Rest(0, 4), Rest(1, 70)))], torch.Generator().manual_seed(0)
     tokens = sum(group.tokens for group in groups)
     drawn = [torch.randn(1, heads, tokens, head_size, generator=generator).to(device, dtype) for heads in (4, 2, 2, 4)]
@@ -146,8 +145,8 @@ def packed_attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, eager: bool) -> Tensor:
-    """Causal attention of queries at the end of their keys. Many queries are processed in chunks, each over the keys up
-    to its end."""
+    """Causal attention of queries at the end of their keys. Many queries are split, each part over the keys up to its
+    end."""
     if not eager and is_small(query, key, value):
         return small_attention(query, key, value, scale=scale)
     before = key.size(2) - query.size(2)

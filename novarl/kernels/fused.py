@@ -18,7 +18,7 @@ from novarl.kernels.products import FULL, adds_to, is_fast, product, times, weig
 
 
 class Linear(nn.Linear):
-    """A linear layer that does not initialise its weight, because `Decoder` draws all weights itself. It uses
+    """A linear layer that does not initialise its weight, as `Decoder` draws all weights. It uses
     `kernels.products`."""
 
     def __init__(self, size_in: int, size_out: int, *, bias: bool = False) -> None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kernel = Literal["sdpa", "flash", "eager"]
-"""The packed attention kernel: PyTorch's scaled dot-product attention, variable-length flash attention, or a plain
-softmax."""
+"""The packed attention kernel: PyTorch's scaled dot-product, variable-length flash attention, or a plain softmax."""
 
 CALL = 4096
 """The cost of an extra attention call, in query-key pairs."""
@@ -243,8 +242,7 @@ def _kind(group: Group) -> _Kind:
 
 
 def _short(groups: Sequence[Group], device: torch.device) -> Gathered:
-    """One call for all, with a copy of the shared tokens for each sequence: recomputing their attention is cheaper than
-    a call per group."""
+    """One call for all, with a copy of the shared tokens for each sequence: this is cheaper than a call per group."""
     every: list[Placed] = []
     for prefix, rests in _places(groups):
         every += ((range(0), [*prefix, *rest]) for rest in rests or [[]])

@@ -26,8 +26,8 @@ from novarl.kernels.accumulation import Total, total_of
 
 @cache
 def has_fast_products() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster than MKL at equal precision: on a CPU whose AVX-512 MKL does
-    not use."""
+    """Whether oneDNN multiplies float32 matrices faster than MKL at equal precision: if MKL ignores the CPU's
+    AVX-512."""
     return _has_operators() and not mkl_has_avx512() and onednn_keeps_bits()
 
 
@@ -108,8 +108,8 @@ def _may_take(*tensors: Tensor) -> bool:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether `pack` supports this weight and speeds up products: as `is_fast`, and for bfloat16, where PyTorch always
-    uses oneDNN."""
+    """Whether `pack` supports this weight and speeds up products: as `is_fast`, and for bfloat16, which always uses
+    oneDNN."""
     if weight.dtype == torch.bfloat16:
         return _may_take(weight) and _has_operators() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return is_fast(weight)

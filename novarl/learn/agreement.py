@@ -47,8 +47,7 @@ def mismatch(logp: Tensor, batch: Batch, tolerance: Tolerance) -> tuple[Record, 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Checks a first batch: `logprobs(batch, temperature)` gives the learner's log-probabilities, `render` a prompt's
-    tokens."""
+    """Checks a first batch: `logprobs(batch, temperature)` gives those of the learner, `render` a prompt's tokens."""
 
     model: nn.Module
     logprobs: Callable[[Batch, float], Tensor]

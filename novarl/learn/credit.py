@@ -28,8 +28,7 @@ class CreditRule:
     the token rewards. `own` (rewards [S], group [S] -> advantage [S]) is a user-defined replacement. `options` are
     keywords of the estimator. `kl_type` "reward" subtracts beta * KL_t from the reward of each token, "advantage" from
     its advantage; `kl_clamp` is the maximum k3 of a token. `gpg` multiplies the advantages of a rollout by
-    `surrogates.gpg_alpha`, which compensates for groups of equal rewards, unless the estimator gives such groups a
-    gradient.
+    `surrogates.gpg_alpha`, which compensates for groups of equal rewards, unless the estimator gives them a gradient.
     """
 
     estimator: str

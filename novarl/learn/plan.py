@@ -57,8 +57,7 @@ def plan(
 
 
 def _is_much(batch: Batch, chosen: Tensor, shares: bool) -> bool:
-    """Whether trajectories compute at least FEW tokens; checked a few at a time, because the first are usually
-    enough."""
+    """Whether trajectories compute at least FEW tokens; checked a few at a time, which is usually enough."""
     computed = 0
     for some in chosen.nonzero().flatten().split(AT_ONCE):
         part, _ = select(batch, some.tolist())

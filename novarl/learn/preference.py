@@ -53,8 +53,7 @@ class TrajectoryLearner:
         self.splits = scorer.splits  # splits in a reference pass are reported with the next update
 
     def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of each trajectory of a micro-batch [R], and metrics by name (any shape), whose means are
-        reported."""
+        """The loss of each trajectory of a micro-batch [R], and metrics by name, whose means are reported."""
         raise NotImplementedError
 
     def update(self, batch: Batch) -> Record:
@@ -94,8 +93,7 @@ class TrajectoryLearner:
 
 class PreferenceLearner(TrajectoryLearner):
     """Trains on pairs with any loss of `algos.preference_losses.LOSSES` except kto, whose reference point needs answers
-    to other prompts: its pairs are split into good and bad rows for `KTOLearner`. `options` are keywords of the
-    loss."""
+    to other prompts: its pairs become rows for `KTOLearner`. `options` are keywords of the loss."""
 
     def __init__(
         self,
@@ -137,8 +135,7 @@ class PreferenceLearner(TrajectoryLearner):
 
 
 class KTOLearner(TrajectoryLearner):
-    """Trains on rows of `unpaired` with `algos.preference_losses.kto_unpaired`; the reference point is that of the
-    whole batch."""
+    """Trains on rows of `unpaired` with `algos.preference_losses.kto_unpaired`; the reference point is per batch."""
 
     def __init__(
         self,
@@ -275,8 +272,7 @@ def with_reference(rows: Seq[Row], logprobs: Callable[[Batch], Tensor]) -> list[
 
 
 def _recorded(side: Sequence, logp: Tensor) -> Sequence:
-    """Trained tokens get version 0, the initial weights, because a log-probability of 0 alone could also mean
-    unknown."""
+    """Trained tokens get version 0, the initial weights, because a log-probability of 0 could mean unknown."""
     versions = tuple(0 if trained else version for trained, version in zip(side.mask, side.versions, strict=True))
     return replace(side, behavior_logp=tuple(logp.tolist()), versions=versions)
 

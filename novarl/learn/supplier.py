@@ -1,7 +1,6 @@
 """Suppliers of credit: provide what an estimator needs besides rewards, and train the models for it.
 
-PPO and VinePPO differ only in their supplier of values: a critic, or new continuations. PRIME's supplier gives
-per-token rewards.
+PPO and VinePPO differ only in the supplier of values: a critic, or new continuations. PRIME's gives per-token rewards.
 """
 
 from __future__ import annotations

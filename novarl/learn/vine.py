@@ -67,8 +67,7 @@ class Continuations:
         self.estimate, self.decode, self.split, self.most, self.ranks = estimate, decode, split, most, ranks
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
-        """The scores with the value of the state at the beginning of each trained token's step, and the step's
-        index."""
+        """The scores with the value at the beginning of each trained token's step, and the step's index."""
         values, segment = torch.zeros_like(batch.behavior_logp), torch.zeros_like(batch.tokens)
         flat, owner = batch.mask.nonzero().flatten(), trajectory_of_tokens(batch)[batch.mask]
         begins: dict[int, list[int]] = {}

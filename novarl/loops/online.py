@@ -175,8 +175,7 @@ def without_truncated(batch: Batch) -> Batch:
 
 
 def minibatch_order(batch: Batch, step: int, stages: Stages) -> list[list[int]]:
-    """The trajectories of each update: per epoch all trained ones once, shuffled, keeping groups together if
-    possible."""
+    """The trajectories of each update: per epoch all trained ones once, shuffled, with groups together if possible."""
     per_epoch = stages.updates_per_rollout // stages.epochs_per_rollout
     trained = (~batch.baseline).nonzero().flatten().tolist()
     if not trained:  # every answer was truncated: one update without a gradient

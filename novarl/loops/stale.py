@@ -5,8 +5,7 @@
 
 Every rollout except the first is exactly one step stale, because sampler and learner wait for each other. Old
 log-probabilities are those of the weights at the start of a step's first update, and the ratio pi_old / mu corrects for
-the step in between. The selection and order of prompts is the same pure function of seed and rewards as in `online`,
-independent of timing.
+the step in between. The selection and order of prompts depends only on seed and rewards, as in `online`, not on timing.
 
     One-step off-policy training of language models: https://arxiv.org/abs/2410.18252
 """

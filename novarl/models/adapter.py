@@ -31,8 +31,7 @@ def holds_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """The directory of the adapter's base model. Raises NovaError if it is not on this machine or the adapter cannot be
-    merged."""
+    """The directory of the adapter's base model. Raises NovaError if it is not local or cannot be merged."""
     config = _config(folder)
     where = str(folder / CONFIG)
     changed = [name for name, plain in _UNSUPPORTED.items() if config.get(name, plain) not in (plain, [])]

@@ -1,7 +1,7 @@
 """A byte-level tokenizer without training or download; every text round-trips.
 
-Ids 0 to 255 are UTF-8 bytes, followed by a few special tokens. The chat format is short: one token for the role, the
-text, then `<eos>`:
+Ids 0 to 255 are UTF-8 bytes, followed by a few special tokens. The chat format is one token for the role, the text,
+then `<eos>`:
 
     <|user|>sort: dcab<eos><|assistant|>abcd<eos>
 
@@ -9,8 +9,7 @@ Tools are declared in a system turn, as JSON; a call follows the text of its tur
 
     <|assistant|><tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><eos><|tool|>3<eos>
 
-The saved files load with `AutoTokenizer` and give the same ids, texts and template. This module does not need
-transformers.
+The saved files load with `AutoTokenizer` and give the same ids, texts and template. Transformers is not needed here.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ class ByteTokenizer:
         chat_template: str | None = None,
         **template_kwargs: Any,
     ) -> Any:
-        """The conversation as text, or with `tokenize` as {"input_ids", "attention_mask"}, as in Hugging Face
-        tokenizers.
+        """The conversation as text, or with `tokenize` as {"input_ids", "attention_mask"}, as in Hugging Face.
 
         `template_kwargs`: further template variables, such as `tools`.
         """
@@ -141,8 +139,7 @@ class ByteTokenizer:
 
     @staticmethod
     def read(directory: str | Path) -> ByteTokenizer | None:
-        """The tokenizer saved in `directory` by `save_pretrained`, with its template; None if the files are something
-        else."""
+        """The tokenizer saved in `directory` by `save_pretrained`, with its template; None for other files."""
         directory = Path(directory)
         try:
             saved = [json.loads((directory / name).read_text("utf-8")) for name in _FILES]
@@ -188,7 +185,7 @@ def _compiled() -> Callable[..., str]:
 
 @functools.cache
 def _byte_characters() -> tuple[str, ...]:
-    """GPT-2's printable character for each byte: the byte itself if printable, otherwise the next character from U+0100
+    """GPT-2's printable character for each byte: the byte itself if printable, otherwise the next one from U+0100
     on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = iter(range(0x100, 0x200))

@@ -62,8 +62,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _check_compiler(device: torch.device) -> None:
-    """torch.compile needs Triton on a GPU and a C++ compiler on a CPU; without one it would fail in the middle of a
-    step."""
+    """torch.compile needs Triton on a GPU and a C++ compiler on a CPU; without one a step would fail."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             raise NovaError("Triton is not installed", where="compile=true", fix=f"pip install triton, or {WITHOUT}")

@@ -101,8 +101,7 @@ def head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def autocast(device: torch.device, compute_dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Autocast matrix products to `compute_dtype` if it is a 16-bit type; norms, softmax and weights keep their
-    dtype."""
+    """Autocast matrix products to `compute_dtype` if it is a 16-bit type; norms, softmax and weights are unchanged."""
     if compute_dtype in (torch.bfloat16, torch.float16):
         return torch.autocast(device.type, compute_dtype)
     return contextlib.nullcontext()
@@ -235,8 +234,7 @@ def _sharing(
 
 
 def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Group], places: Tensor | None) -> Tensor:
-    """The hidden states at `places` of one row. The packing is passed to the attention as a keyword, so it survives
-    recomputation."""
+    """The hidden states at `places` of one row. The packing is a keyword of the attention, also in recomputation."""
     count, device = len(tokens), tokens.device
     # oneDNN, used on CPUs for 16-bit and many 32-bit products, caches a kernel for every number of rows.
     compiled = torch.is_autocast_enabled("cpu") or is_fast(head(model)[0])
@@ -268,8 +266,7 @@ def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Gr
 def _padded(
     model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int], places: Tensor | None
 ) -> Tensor:
-    """Convert to a right-padded batch [S, T] and back. Padding comes after every token, so causal attention ignores
-    it."""
+    """Convert to a right-padded batch [S, T] and back. Padding comes after every token, so it has no effect."""
     width = torch.arange(max(lengths), device=tokens.device)
     real = width < torch.tensor(lengths, dtype=torch.int64, device=tokens.device)[:, None]
     padded = width.expand(real.shape)

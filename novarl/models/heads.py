@@ -89,8 +89,8 @@ def token_values(
     """The values [M] at the flat `positions` [M] int64 of a batch; position p depends on its sequence up to p.
 
     For a critic `positions = batch.prev[batch.mask]`, for a reward model `last_positions(batch)`. The head runs in the
-    dtype of its weights, whatever `compute_dtype`. Raises ValueError for a negative position, such as `prev` of a first
-    token.
+    dtype of its weights, whatever `compute_dtype`. Raises ValueError for a negative position, such as a first token's
+    `prev`.
     """
     if positions.numel() and int(positions.min()) < 0:
         raise ValueError(f"positions must not be negative: {int(positions.min())}")

@@ -121,8 +121,8 @@ def to_learn_from(model: Any, name: str, *, gradient_checkpointing: bool = False
 
 
 def save_pretrained(model: Any, directory: str, *, eos_ids: Sequence[int]) -> None:
-    """Save a transformers model (an adopted one in its original form): weights, config, and a generation config with
-    all eos tokens."""
+    """Save a transformers model (an adopted one in its original form): weights, config, and generation config with all
+    eos ids."""
     with _quiet():
         origin = model.origin if isinstance(model, Decoder) else None
         generation = (origin or model).generation_config
@@ -138,8 +138,7 @@ def save_pretrained(model: Any, directory: str, *, eos_ids: Sequence[int]) -> No
 
 
 def load_tokenizer(name: str, *, trust: Trust = NOTHING) -> Tokenizer:
-    """The tokenizer from a directory or Hub id. A missing pad token is set to eos (masks come from lengths, not
-    ids)."""
+    """The tokenizer from a directory or Hub id. A missing pad token is set to eos (masks use lengths)."""
     from transformers import AutoTokenizer
 
     directory = Path(name)
@@ -179,8 +178,7 @@ def packing_obstacle(config: Any) -> str | None:
 
 
 def enable_packing(model: Any) -> str | None:
-    """Enable packed attention in `model` if it gives the same results; otherwise leave the model unchanged and return
-    why."""
+    """Enable packed attention in `model` if results are the same; otherwise leave it unchanged and return why."""
     obstacle = packing_obstacle(model.config)
     if obstacle is None and not (model._supports_attention_backend and model._supports_sdpa):
         obstacle = f"{type(model).__name__} does not support custom attention functions"

@@ -83,12 +83,11 @@ def load(
     attn: str = "auto",
     trust: Trust = NOTHING,
 ) -> Policy:
-    """The policy called `name`: "tiny" or "small" (initialised from `seed`, head `tied` or not), a directory, or a Hub
-    id.
+    """The policy called `name`: "tiny" or "small" (drawn from `seed`, head `tied` or not), a directory, or a Hub id.
 
     `attn`: the kernel for packed attention, "auto" or a name (`attention.choose_kernel`). `trust`: the models whose
-    code may be run and whose pickles may be read; by default none. Raises NovaError if `name` is none of these or not a
-    causal language model.
+    code may be run and whose pickles may be read; by default none. Raises NovaError if `name` is not a causal language
+    model.
     """
     if dtype not in COMPUTE_DTYPES:
         raise NovaError(f"unknown dtype '{dtype}'", where="dtype", fix=f"one of {', '.join(COMPUTE_DTYPES)}")

@@ -4,7 +4,7 @@
         def forward(self, tokens, position_ids): ...    # int64 [B, T] each -> logits [B, T, V]
 
 Position t must depend only on tokens 0 to t of its row: rows are right-padded without a mask. There is no KV cache, so
-sampling recomputes the whole sequence for every token (`engines.local.recompute`), which suits small models and short
+sampling recomputes the whole sequence for every token (`engines.local.recompute`), fit for small models and short
 answers.
 """
 

@@ -13,8 +13,8 @@ PICKLES = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Directories and Hub ids of models whose Python code may be run (`code`) and whose weights may be read from pickle
-    files (`pickles`)."""
+    """Directories and Hub ids of models whose Python code may be run (`code`) and whose pickle files may be read
+    (`pickles`)."""
 
     code: tuple[str, ...] = ()
     pickles: tuple[str, ...] = ()

@@ -4,8 +4,7 @@
 
 The prompts and the table are data (`data/bandit.jsonl`). An irrelevant name before the prompt gives many rows; held-out
 rows have other names. The teacher usually chooses the action after the best, so imitation learns to distinguish the
-prompts but is wrong in each. The best policy earns the mean of the rows' maxima, 1.05; anything that is not an action
-earns -1.
+prompts but is wrong in each. The best policy earns the mean of the rows' maxima, 1.05; anything else earns -1.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The definition of a built-in task: problems, an imperfect teacher, rewards, and settings with which a tiny model
-learns it.
+"""The definition of a built-in task: problems, an imperfect teacher, rewards, and settings for a tiny model.
 
 Every row is a pure function of (task and its options, split, seed, position): the first 100 of 2,000 rows are the rows
 of a request for 100, and "sort/train/41" is the same row in every process, under every `PYTHONHASHSEED`. The split of a

@@ -32,8 +32,7 @@ class Steps:
 
     @classmethod
     def of(cls, rewards: Tensor, values: Tensor, mask: Tensor, bootstrap: Tensor) -> Steps:
-        """Rewards outside the mask are added to the preceding chosen column or, if there is none, to the row's
-        first."""
+        """Rewards outside the mask are added to the preceding chosen column or else to the row's first."""
         _check(rewards, values, mask, bootstrap)
         dtype = torch.promote_types(rewards.dtype, values.dtype)
         work = torch.promote_types(dtype, torch.float32)

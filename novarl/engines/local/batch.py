@@ -1,5 +1,4 @@
-"""The batch of requests being decoded: each step admits new requests, samples one token for all, and removes finished
-ones.
+"""The batch of requests being decoded: each step adds new requests, samples a token for all, and removes finished ones.
 
 Requests with the same prompt that arrive together form one branch as long as they sample the same tokens. A branch is
 one row of the computation: it is fed once, its logits serve all its requests, and it forks when they sample different
@@ -134,8 +133,7 @@ class Batch:
         return self._runner.decode(fed, at, self._cache, segments, self._shared)[:size]
 
     def _make_room(self, arriving: int) -> None:
-        """Reserve cache rows for more requests, in case each becomes its own branch: double the number, up to the
-        maximum."""
+        """Reserve cache rows for more requests, one branch each: double the number, up to the maximum."""
         needed = round_up(len(self) + arriving, ROWS)
         if needed > self._cache.rows:
             rows = min(round_up(self._max_batch, ROWS), max(needed, 2 * self._cache.rows))

@@ -86,8 +86,8 @@ def _bias(linear: nn.Module) -> Tensor | None:
 
 
 def is_plain(model: nn.Module) -> TypeGuard[Decoder]:
-    """Whether `LeanDecoder` supports `model`: a built-in decoder with its original modules and no hooks; linear layers
-    may have adapters."""
+    """Whether `LeanDecoder` supports `model`: a built-in decoder with original modules and no hooks; adapters are
+    fine."""
     return isinstance(model, Decoder) and _is_plain(model)
 
 

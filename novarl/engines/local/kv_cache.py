@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 
 SLAB = 128
-"""Slots per slab: with more, rows would read more than they hold; with fewer, call overhead would dominate the
-products."""
+"""Slots per slab: with more, rows would read more than they hold; with fewer, call overhead would dominate."""
 
 STEP = 16
 """Attention reads a multiple of this many slots, or of more for small heads (`step_of`)."""
 
 LOOP = 400
-"""Number of multiplications from which PyTorch uses MKL for a batched product; below it uses its own loop, with
-different bits."""
+"""Number of multiplications from which PyTorch uses MKL for a batched product; below, its own loop has other bits."""
 
 GROWTH = 2.0
 """Capacity grows by at least this factor, so that copying on growth costs O(1) per token."""
@@ -158,8 +156,7 @@ class KVCache:
                     slab[targets, :, : part.shape[2]] = part
 
     def move(self, targets: Sequence[int], sources: Sequence[int], length: int) -> None:
-        """Overwrite the first `length` slots of rows `targets` with those of rows `sources`, to close gaps left by
-        finished rows."""
+        """Overwrite the first `length` slots of rows `targets` with those of rows `sources`, to close gaps."""
         if not self.keys:  # nothing written yet
             return
         device = self.keys[0].device
@@ -170,8 +167,7 @@ class KVCache:
                 slab[to, :, :slots] = slab[origin, :, :slots]
 
     def reserve(self, capacity: int, *, rows: int = 0, held: int | None = None) -> None:
-        """Ensure `capacity` slots per row in `rows` rows, copying the first `held` rows (None: all) if memory is
-        reallocated."""
+        """Ensure `capacity` slots per row in `rows` rows, keeping the first `held` rows (None: all)."""
         if capacity <= self.capacity and rows <= self.rows:
             return
         if capacity > self.capacity:

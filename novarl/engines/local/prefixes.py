@@ -18,8 +18,8 @@ launches. The rule depends on the prompt only, so bits do not depend on other re
 
 
 class Prefixes:
-    """One lane per long prompt and version of the weights, as long as a row continues it; none if the runner does not
-    support sharing."""
+    """One lane per long prompt and version of the weights, as long as a row continues it; none if sharing is not
+    supported."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._queries = runner.shared_queries

@@ -30,8 +30,7 @@ LEAST = 128
 """The minimum number of slots attention reads; larger numbers are this times a power of two."""
 
 EQUAL = 1e-2
-"""Tolerated relative difference between the logits of a graph and of the captured step: a library may sum in another
-order."""
+"""Tolerated relative difference between the logits of a graph and the captured step: the order of sums may differ."""
 
 Step = Callable[[Tensor, Tensor, "KVCache", int], Tensor]
 """From tokens [B], their slots [B], the cache and the number of slots read to logits [B, V]."""

@@ -164,8 +164,8 @@ class ModelRunner:
         segments: Sequence[Segment],
         prefixes: SharedPrefixes | None = None,
     ) -> Tensor:
-        """Logits [B, V] after feeding one token per row [B] at `slots` [B] (after the row's prefix, with `prefixes`). B
-        is a multiple of ROWS.
+        """Logits [B, V] after feeding one token per row [B] at `slots` [B] (after the row's prefix, with `prefixes`).
+        ROWS divides B.
 
         `segments` divide the rows into ranges, each with the number of slots to read.
         """
@@ -231,8 +231,7 @@ class ModelRunner:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Disable dropout and compilation; the modes of all modules are restored afterwards, because the learner shares
-        them."""
+        """Disable dropout and compilation; modes are restored afterwards, because the learner shares the modules."""
         training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False
@@ -284,8 +283,7 @@ class ModelRunner:
 
 
 class _Masks:
-    """Attention masks in the form a model family expects: one, or one per layer type; boolean, or additive for
-    `eager`."""
+    """Attention masks in the form a model family expects: one, or one per layer type; additive for `eager`."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         config: Any = getattr(model, "config", None)

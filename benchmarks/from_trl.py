@@ -134,7 +134,8 @@ def _run(command: str, *words: str, rows: list[dict[str, Any]]) -> tuple[str, li
     failed = events(run, "failed_rollout")
     assert not failed, failed[0]["error"]
     alerts = [alert["message"] for alert in events(run, "alert")]
-    return "runs", [text for text in alerts if text.startswith(("nothing uses", "the chat template does not"))]
+    unused = ("unused data columns", "unused message keys", "message keys that", "keyword arguments that")
+    return "runs", [text for text in alerts if text.startswith(unused)]
 
 
 def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -134,7 +134,7 @@ def main() -> None:
     for stage in FREE:
         shortage = Shortage(stage)
         code, said, _ = run(given["words"], out / f"{stage}-always", shortage)
-        clear = code == 2 and said.count("\n") == 1 and re.search(rf"memory ran out {MOST} times in a row", said)
+        clear = code == 2 and said.count("\n") == 1 and re.search(rf"out of memory {MOST} times in a row", said)
         ten[stage] = {"clear": bool(clear), "attempts": shortage.limited, "said": said.strip()}
     line = {"injections": found, "ten": ten, "version": novarl.__version__}
     Path(sys.argv[2]).write_text(json.dumps(line) + "\n")

@@ -1,7 +1,7 @@
-"""Write what docs/algorithms says of the table of algorithms: the overview in README.md, and the row of every page.
+"""Generate the tables in docs/algorithms: the overview in README.md, and the row of every page.
 
-python tools/make_algorithm_table.py            # write them, between their marks
-python tools/make_algorithm_table.py --check    # exit with 1 if something is not what would be written
+python tools/make_algorithm_table.py            # write them, between the markers
+python tools/make_algorithm_table.py --check    # exit with 1 if something is not up to date
 
 The rest of each page is written by hand.
 """
@@ -77,7 +77,7 @@ def row_table(row: Algorithm) -> str:
         )
         lines.append(f"| {axis} | `{key}` | {shown} |")
     needs = ", ".join(sorted(row.needs)) or "nothing"
-    return "\n".join([*lines, "", f"Needs beside rollouts and rewards: {needs}."])
+    return "\n".join([*lines, "", f"Requires, besides rollouts and rewards: {needs}."])
 
 
 def loss_table(command: str, name: str) -> str:
@@ -111,7 +111,7 @@ def loss_function(command: str, name: str) -> Callable[..., Any]:
 def overview() -> str:
     """The whole family: a row each, the five axes as columns, then the losses."""
     lines = [
-        "| `algo=` | credit | surrogate | correction | regularizer | aggregation | updates a rollout |",
+        "| `algo=` | credit | surrogate | correction | regularizer | aggregation | updates per rollout |",
         "|---|---|---|---|---|---|--:|",
     ]
     for row in ALGORITHMS.values():

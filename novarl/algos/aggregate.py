@@ -1,8 +1,8 @@
-"""Aggregation: what the per-token losses are summed over, and by what the sum is divided.
+"""Aggregation of per-token losses: sums and denominators.
 
-The answer is a weight per token, so that loss = (per_token * weight).sum(). It is computed once, on the whole minibatch
-over all ranks, before the first backward pass, and then sliced: no micro-batch has a denominator of its own, so neither
-their sizes nor the number of ranks can change the gradient.
+Aggregation is a weight per token, so that loss = (per_token * weight).sum(). The weights are computed once for the
+whole minibatch over all ranks, before the first backward pass, and then sliced. Micro-batches have no denominators of
+their own, so neither their sizes nor the number of ranks change the gradient.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def weights(
         "sequence"   trajectories x the masked tokens of its own trajectory    GRPO
         "constant"   trajectories x constant                                   REINFORCE, RLOO: 1; Dr. GRPO: max_tokens
 
-    "constant" with 1 is the mean over trajectories of the *sum* over their tokens: the gradient of expected reward as
-    it is; with max_tokens it is that gradient over max_tokens, and no trajectory's tokens weigh more because it is
-    short. "sequence" gives every trajectory the same weight, so the tokens of short ones count more; "token" gives
-    every token the same, so its scale follows the batch's mean length. Both are biased where length depends on the
-    answer; `make certificates` gives the bias in closed form.
+    "constant" with 1 is the mean over trajectories of the *sum* over their tokens: the exact gradient of the expected
+    reward. With max_tokens it is that gradient divided by max_tokens; tokens of short trajectories do not weigh more.
+    "sequence" gives every trajectory the same weight, so tokens of short ones count more; "token" gives every token the
+    same weight, so the scale depends on the mean length of the batch. Both are biased if length depends on the answer;
+    `make certificates` gives the bias in closed form.
 
-    mask [N] bool; traj_of_token [N] int64, any ids: a trajectory of several sequences is one trajectory;
-    `trajectories` counts those that are trained on, also the ones of which no token is masked in. ValueError for an
-    unknown `how` or a constant that is not positive.
+    mask [N] bool; traj_of_token [N] int64, any ids: a trajectory of several sequences has one id. `trajectories` is the
+    number of trained trajectories, including those without masked tokens. Raises ValueError for an unknown `how` or a
+    constant that is not positive.
     """
     if not constant > 0:
-        raise ValueError(f"the constant to divide by must be positive, got {constant}")
+        raise ValueError(f"constant must be positive, got {constant}")
     chosen = mask.to(dtype)
     if how == "token":
         return chosen / chosen.sum().clamp(min=1)
@@ -55,12 +55,12 @@ def weights(
 
 
 def per_sequence(values: Tensor, mask: Tensor, sequence: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(sum of the masked values of each sequence [S], the place 0..S-1 of each element's sequence among them).
+    """(sum of the masked values of each sequence [S], the index 0..S-1 of each element's sequence).
 
-    values, mask [N] or [S, T]; sequence: int64 ids like values, any ids, sums in ascending order of them, also of those
-    of which nothing is masked in; None means that the rows of [S, T] are the sequences. The index has the shape of
-    values, so that sums[index] tells each element about its sequence. Differentiable in the masked values; the rest may
-    hold anything. ValueError for [N] without ids.
+    values, mask [N] or [S, T]; sequence: int64 ids of the shape of values; sums are in ascending order of ids,
+    including sequences without masked tokens. None means that the rows of [S, T] are the sequences. The index has the
+    shape of values, so sums[index] is the sum of each element's sequence. Differentiable in the masked values; others
+    may be arbitrary. Raises ValueError for [N] without ids.
     """
     if sequence is not None:
         ids, index = torch.unique(sequence, return_inverse=True)
@@ -69,6 +69,6 @@ def per_sequence(values: Tensor, mask: Tensor, sequence: Tensor | None = None) -
         count = len(values)
         index = torch.arange(count, device=values.device)[:, None].expand(values.shape)
     else:
-        raise ValueError(f"which tokens form a sequence? pass `sequence` ids for values of shape {list(values.shape)}")
+        raise ValueError(f"pass `sequence` ids for values of shape {list(values.shape)}")
     chosen = torch.where(mask, values, 0.0)
     return values.new_zeros(count).index_add(0, index.flatten(), chosen.flatten()), index

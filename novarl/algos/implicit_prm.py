@@ -1,14 +1,14 @@
 """Process rewards without process labels (https://arxiv.org/abs/2412.01981; online in PRIME, 2502.01456).
 
-A language model phi trained on outcomes alone, with the reward r(y) = beta log phi(y | x) / ref(y | x), also says how
-good each step was: the log-ratio of its tokens. With everything shaped [..., T], columns t = 0, 1, ... the tokens of
+A language model phi trained only on outcomes, with the reward r(y) = beta log phi(y | x) / ref(y | x), also gives a
+reward for each step: the log-ratio of its tokens. With shapes [..., T], where columns t = 0, 1, ... are the tokens of
 an answer,
 
     r_t = beta log phi(y_t | y_<t) / ref(y_t | y_<t)       reward of a token
-    Q_t = r_0 + ... + r_t = beta log E_ref[exp(r(y) / beta) | y_<=t]      the soft value of having said y_<=t
+    Q_t = r_0 + ... + r_t = beta log E_ref[exp(r(y) / beta) | y_<=t]      the soft value after y_<=t
     V_t = Q_(t-1), V_0 = 0                                  the soft value of the state before t
 
-so that r_t = Q_t - V_t, an advantage, and the sum of all is r(y). With phi = ref all of it is 0.
+so that r_t = Q_t - V_t is an advantage, and the sum over t is r(y). With phi = ref everything is 0.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def q_values(rewards: Tensor) -> Tensor:
 
 
 def step_rewards(rewards: Tensor, step: Tensor, *, count: int) -> Tensor:
-    """Rewards of steps [..., K = count]: the sum of the token rewards [..., T] of each. They add up to the outcome.
+    """Rewards of steps [..., K = count]: the sums of the token rewards [..., T] of each step. They sum to the outcome.
 
-    `step` [..., T] int64 says which step of its answer, from 0, a token belongs to; where it is negative the token is
-    in none. RuntimeError: a step of `count` or above.
+    `step` [..., T] int64 is the step index of each token, from 0; tokens with a negative index are ignored. Raises
+    RuntimeError for a step of `count` or above.
     """
     inside = step >= 0
     totals = rewards.new_zeros(*rewards.shape[:-1], count)

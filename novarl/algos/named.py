@@ -1,11 +1,11 @@
-"""The table of algorithms: each is a value on five axes, and no code anywhere asks for its name.
+"""The table of algorithms: each is a set of values on five axes; no code depends on an algorithm's name.
 
     credit        `estimator`, `whiten`                               what the reward is compared with      (advantages)
                   `values`                                            who supplies what it needs            (learn)
     surrogate     `surrogate`                                         how far the policy may move           (surrogates)
     correction    of the sampler's distribution: a setting of the run, not of the algorithm                 (off_policy)
     regularizer   `kl_type`, `kl_estimator`, `kl_coef`, `entropy_coef`                                      (kl)
-    aggregation   `aggregation`, `constant`                           what is averaged over what            (aggregate)
+    aggregation   `aggregation`, `constant`                           the denominators of the loss          (aggregate)
 
 `settings` holds the keys in which a row differs from the defaults of its estimator and its surrogate (`algos.axes`).
 A run changes single axes with `dataclasses.replace`. This module imports no torch.
@@ -24,7 +24,7 @@ from novarl.algos.axes import Need, OwnFunction, estimator, surrogate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One row: where to read about it, and its place on the five axes.
+    """One row: a reference, and its values on the five axes.
 
     `values` says who supplies V: a learnt critic, or the mean reward of fresh continuations, which are taken at the
     boundaries of steps. `constant` is what "constant" aggregation divides each trajectory's sum by: 1 ("one") or the
@@ -58,11 +58,11 @@ class Algorithm:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What must be there beside the rollouts and their rewards.
+        """What is needed besides rollouts and rewards.
 
         "group": several samples of each prompt; "greedy": a greedy rollout of each prompt; "reference": log-probs of a
-        reference policy; "old_logp": log-probs taken before the first update; "values" and "process": a supplier.
-        Computed, so that it stays true of a row of which a run has changed an axis.
+        reference policy; "old_logp": log-probs taken before the first update; "values" and "process": their source.
+        Computed, so that it is correct for modified rows.
         """
         needs = set(estimator(self.estimator).needs)
         if self.values is not None:
@@ -81,13 +81,13 @@ class Algorithm:
 _ROWS = (
     Algorithm(
         name="reinforce",
-        summary="Reward times the gradient of the log-probability; a baseline (mean, ema, scst) takes out noise.",
+        summary="Reward times the gradient of the log-probability; a baseline (mean, ema, scst) reduces variance.",
         paper="https://doi.org/10.1007/BF00992696",
         estimator="none",
     ),
     Algorithm(
         name="rloo",
-        summary="REINFORCE against the mean of the other samples of the same prompt: unbiased.",
+        summary="REINFORCE with the mean of the other samples of the same prompt as baseline: unbiased.",
         paper="https://arxiv.org/abs/2402.14740",
         estimator="leave_one_out",
     ),
@@ -104,7 +104,7 @@ _ROWS = (
     ),
     Algorithm(
         name="dr_grpo",
-        summary="GRPO without its two biases: no division by the deviation, none by the answer's length. The default.",
+        summary="GRPO without its two biases: no division by standard deviation or answer length. The default.",
         paper="https://arxiv.org/abs/2503.20783",
         estimator="group",
         surrogate="ppo_clip",
@@ -123,7 +123,7 @@ _ROWS = (
     ),
     Algorithm(
         name="ppo_clip",
-        summary="PPO's clipped ratio with the group's mean for a critic, several updates per rollout.",
+        summary="PPO's clipped ratio with the group mean instead of a critic, several updates per rollout.",
         paper="https://arxiv.org/abs/1707.06347",
         estimator="group",
         surrogate="ppo_clip",
@@ -132,7 +132,7 @@ _ROWS = (
     ),
     Algorithm(
         name="gspo",
-        summary="GRPO whose ratio and clip are of the whole answer, its length taken out.",
+        summary="GRPO with ratio and clip per answer, normalised by its length.",
         paper="https://arxiv.org/abs/2507.18071",
         estimator="group",
         settings={"adv.norm_std": True},
@@ -142,7 +142,7 @@ _ROWS = (
     ),
     Algorithm(
         name="cispo",
-        summary="The ratio is cut as a weight, not as a clip: every token keeps its gradient, mean over tokens.",
+        summary="The ratio is a clipped weight, so every token keeps its gradient; mean over tokens.",
         paper="https://arxiv.org/abs/2506.13585",
         estimator="group",
         settings={"adv.norm_std": True},
@@ -152,7 +152,7 @@ _ROWS = (
     ),
     Algorithm(
         name="reinforce_pp",
-        summary="REINFORCE++: less the group's mean, then scaled by the whole batch's deviation; k2 as loss.",
+        summary="REINFORCE++: group mean subtracted, scaled by the deviation of the whole batch; k2 as loss.",
         paper="https://arxiv.org/abs/2501.03262",
         estimator="reinforce_pp",
         surrogate="ppo_clip",
@@ -164,19 +164,19 @@ _ROWS = (
     ),
     Algorithm(
         name="remax",
-        summary="REINFORCE against the reward of the greedy answer to the same prompt.",
+        summary="REINFORCE with the reward of the greedy answer to the same prompt as baseline.",
         paper="https://arxiv.org/abs/2310.10505",
         estimator="scst",
     ),
     Algorithm(
         name="opo",
-        summary="Strictly on-policy, against the group's length-weighted mean, nearly the baseline of least variance.",
+        summary="Strictly on-policy, with the group's length-weighted mean as a nearly variance-optimal baseline.",
         paper="https://arxiv.org/abs/2505.23585",
         estimator="opo",
     ),
     Algorithm(
         name="ppo",
-        summary="A critic's values, advantages over time by GAE, clipped ratio, KL to the start in the reward.",
+        summary="A critic, GAE advantages, clipped ratio, KL to the initial policy in the reward.",
         paper="https://arxiv.org/abs/1707.06347",
         estimator="gae",
         settings={"adv.lam": 0.95},
@@ -191,7 +191,7 @@ _ROWS = (
     ),
     Algorithm(
         name="vineppo",
-        summary="PPO whose values are the mean reward of fresh continuations from each step: no critic to be wrong.",
+        summary="PPO with values estimated by the mean reward of new continuations from each step, without a critic.",
         paper="https://arxiv.org/abs/2410.01679",
         estimator="gae",
         settings={"adv.lam": 0.0},
@@ -203,7 +203,7 @@ _ROWS = (
     ),
     Algorithm(
         name="prime",
-        summary="Rewards for every token from an implicit reward model, learnt online from outcomes alone.",
+        summary="Per-token rewards from an implicit reward model, trained online from outcomes only.",
         paper="https://arxiv.org/abs/2502.01456",
         estimator="prime",
         surrogate="ppo_clip",

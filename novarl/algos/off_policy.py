@@ -1,19 +1,19 @@
-"""Corrections for tokens that another distribution sampled: mu, the sampler's, where the learner starts from pi_old.
+"""Importance weights for tokens sampled from mu, if it differs from the learner's initial policy pi_old.
 
-They differ by numerics (another engine, another dtype) or by age (weights that were published late). The weight is
-always pi_old / mu: what has happened since the first update, pi / pi_old, is the surrogate's business. A weight
-multiplies the surrogate, not the regularizers. With rho_t = pi_old(token_t) / mu(token_t):
+The two differ numerically (another engine or dtype) or by age (stale weights). The weight is always pi_old / mu; the
+ratio since the first update, pi / pi_old, is handled by the surrogate. A weight multiplies the surrogate, not the
+regularizers. With rho_t = pi_old(token_t) / mu(token_t):
 
-    weight                     of a token                                              exact, without its bounds, for
+    weight                     of a token                                              exact, without bounds, for
     truncated_weight           min(rho_t, maximum)                                     answers of one token
     masked_weight              rho_t if low <= rho_t <= high, else 0 (IcePop)          answers of one token
     sequence_truncated_weight  min(rho, maximum), rho = product of its rho_t           any answers
     sequence_masked_weight     rho if low <= rho <= high, else 0                       any answers
 
-and with `geometric`, rho = (product of its rho_t)^(1/length), which is not exact but does not explode with length.
-Each is [N] or [S, T] like its arguments, 0 outside the mask whatever stands there, and carries no gradient. Sequences
-are told by `sequence`, int64 ids like old_logp; None means the rows of [S, T], and is a ValueError for [N].
-`make certificates` shows what each does to the expected update, and its bias and variance beside one another.
+and with `geometric`, rho = (product of its rho_t)^(1/length), which is not exact but does not explode with length. Each
+is [N] or [S, T] like its arguments, 0 outside the mask, without gradient. `sequence` holds int64 ids of the shape of
+old_logp; None means the rows of [S, T], and raises ValueError for [N]. `make certificates` shows the effect on the
+expected update, and compares bias and variance.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from novarl.algos import aggregate
 def truncated_weight(old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, maximum: float) -> Tensor:
     """min(pi_old(token_t) / mu(token_t), maximum) per token; 0 outside the mask; carries no gradient.
 
-    Truncated importance sampling (https://fengyao.notion.site/off-policy-rl). It corrects each token's own distribution
-    and leaves its prefix as mu sampled it: exact for answers of one token and no truncation, otherwise biased in return
-    for a variance that does not grow with length. It multiplies the surrogate, not the regularizers.
+    Truncated importance sampling (https://fengyao.notion.site/off-policy-rl). It corrects each token's distribution but
+    not that of its prefix: exact for answers of one token without truncation, otherwise biased, with a variance that
+    does not grow with length. It multiplies the surrogate, not the regularizers.
     """
     return _where(mask, _ratio(old_logp, behavior_logp, mask).clamp(max=maximum))
 
@@ -37,8 +37,8 @@ def truncated_weight(old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, m
 def masked_weight(old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, low: float, high: float) -> Tensor:
     """pi_old(token_t) / mu(token_t) where it lies within [low, high], else 0: the token is left out.
 
-    IcePop (https://arxiv.org/abs/2510.18855), with its bounds. Where the two disagree wildly it is a fault of
-    the arithmetic more often than news, so that the token is dropped and not capped. TRL 1.16 calls it "token_mask".
+    IcePop (https://arxiv.org/abs/2510.18855), with its bounds. Large differences are more often numerical errors than
+    information, so the token is dropped instead of capped. TRL 1.16 calls it "token_mask".
     """
     return _where(mask, _within(_ratio(old_logp, behavior_logp, mask), low, high))
 
@@ -54,8 +54,8 @@ def sequence_truncated_weight(
 ) -> Tensor:
     """min(rho, maximum) at every token of a sequence, rho = pi_old(sequence) / mu(sequence).
 
-    Without truncation it is unbiased whatever the length, and its variance grows exponentially with it. `geometric`
-    takes the length-th root. TRL 1.16 calls it "sequence_truncate", without the root.
+    Without truncation it is unbiased for any length, but its variance grows exponentially with it. `geometric` takes
+    the length-th root. TRL 1.16 calls it "sequence_truncate", without the root.
     """
     ratio = _sequence_ratio(old_logp, behavior_logp, mask, sequence, geometric=geometric)
     return _where(mask, ratio.clamp(max=maximum))
@@ -71,7 +71,7 @@ def sequence_masked_weight(
     high: float,
     geometric: bool = False,
 ) -> Tensor:
-    """rho at every token of a sequence where it lies within [low, high], else 0: the sequence is left out.
+    """rho at every token of a sequence if it is within [low, high], else 0: the sequence is dropped.
 
     Masked importance sampling over sequences (https://richardli.xyz/rl-collapse). `geometric` takes the length-th root.
     TRL 1.16 calls it "sequence_mask", without the root.
@@ -81,17 +81,17 @@ def sequence_masked_weight(
 
 
 def staleness(version: Tensor, current: int, mask: Tensor) -> Tensor:
-    """Mean over the masked tokens of current - version_t, 0-d, in versions of the weights; 0 where there are none.
+    """Mean of current - version_t over the masked tokens, 0-d, in weight versions; 0 without tokens.
 
-    version int64: of the weights that sampled the token; current: of those that learn from it. On-policy it is 0.
+    version int64: of the weights that sampled the token; current: of the trained weights. 0 on-policy.
     """
     return torch.where(mask, current - version, 0).sum() / mask.sum().clamp(min=1)
 
 
 def effective_sample_size(weight: Tensor, mask: Tensor) -> Tensor:
-    """(sum w)^2 / (n sum w^2) over the n masked entries, 0-d: the share of samples that the weights leave effective.
+    """(sum w)^2 / (n sum w^2) over the n masked entries, 0-d: the effective fraction of samples under the weights.
 
-    1 where all weights are equal, 1/n where one outweighs the rest, 0 where there is nothing.
+    1 if all weights are equal, 1/n if one dominates, 0 without entries.
     """
     chosen = weight[mask]
     total = chosen.numel() * chosen.square().sum()
@@ -105,7 +105,7 @@ def _ratio(old_logp: Tensor, behavior_logp: Tensor, mask: Tensor) -> Tensor:
 def _sequence_ratio(
     old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, sequence: Tensor | None, *, geometric: bool
 ) -> Tensor:
-    """The ratio of a token's whole sequence, at each of its tokens."""
+    """The ratio of the whole sequence, at each of its tokens."""
     log_ratio = _where(mask, old_logp - behavior_logp).detach()
     total, index = aggregate.per_sequence(log_ratio, mask, sequence)
     if geometric:

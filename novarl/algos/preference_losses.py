@@ -1,16 +1,16 @@
-"""Losses on pairs of answers, one preferred: direct preference optimisation and its relatives.
+"""Losses on preference pairs: direct preference optimization and related methods.
 
 Every paired loss is called as
 
     loss(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp, *, beta, ...) -> [pairs], to be minimised
 
-with log pi(y | x) of each answer summed over its tokens (the prompt's excluded), all [pairs], in nats. Write
-h = log pi(y | x) - log pi_ref(y | x) for the log-ratio of an answer, D = h_chosen - h_rejected for that of a pair, and
-|y| for the tokens of an answer. Losses without a reference ignore its columns. `LOSSES` is the table of them all.
+with log pi(y | x) of each answer summed over its tokens (without the prompt), all [pairs], in nats. Write h = log pi(y
+| x) - log pi_ref(y | x) for the log-ratio of an answer, D = h_chosen - h_rejected for that of a pair, and |y| for the
+number of tokens of an answer. Reference-free losses ignore the reference arguments. `LOSSES` lists all of them.
 
-TRL (read: 1.16.0) computes the same for sigmoid (without its label smoothing, which it gave up), hinge, robust, ipo
-with lengths and kto_unpaired. Where it differs: the likelihood term of its orpo takes the prompt's tokens too, and one
-mean over the tokens of the batch; its simpo is `cpo` with cpo_alpha 0 and the same lengths.
+TRL 1.16.0 computes the same for sigmoid (without label smoothing, which it removed), hinge, robust, ipo with lengths
+and kto_unpaired. Differences: the likelihood term of its orpo includes the prompt's tokens and is a mean over all
+tokens of the batch; its simpo is `cpo` with cpo_alpha 0 and the same lengths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROUNDING = 64.0
-"""In units of a sum's last place: by how much two passes over the same weights may differ in an answer's likelihood."""
+"""Tolerated difference between two passes over the same weights, in ulps of an answer's log-likelihood."""
 
 
 def sigmoid(
@@ -38,9 +38,8 @@ def sigmoid(
 ) -> Tensor:
     """-(1 - e) log sigma(beta D) - e log sigma(-beta D): DPO (https://arxiv.org/abs/2305.18290).
 
-    The likelihood of the preferences under Bradley and Terry with the reward beta h. With `label_smoothing` e the
-    labels are taken to be wrong with probability e ("conservative DPO"): the loss is least at
-    sigma(beta D) = 1 - e, where it stops pushing.
+    The Bradley-Terry likelihood of the preferences with the reward beta h. `label_smoothing` e assumes that labels are
+    wrong with probability e ("conservative DPO"): the minimum is at sigma(beta D) = 1 - e.
     """
     logits = beta * _contrast(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp)
     return _smoothed(logits, label_smoothing)
@@ -58,8 +57,8 @@ def ipo(
 ) -> Tensor:
     """(D - 1 / (2 beta))^2: IPO (https://arxiv.org/abs/2310.12036, eq. 17, where beta is called tau).
 
-    Its optimum is a finite margin even where all preferences agree. With lengths each side's h is divided by its own,
-    so that the margin is one per token and does not grow with the answer: what the paper's authors ran, and TRL does.
+    Its optimum is a finite margin even if all preferences agree. With lengths each side's h is divided by its length,
+    so the margin is per token and does not grow with the answer, as in the authors' experiments and in TRL.
     """
     chosen = _per_token(chosen_logp - ref_chosen_logp, chosen_length)
     rejected = _per_token(rejected_logp - ref_rejected_logp, rejected_length)
@@ -78,9 +77,9 @@ def dpop(
 ) -> Tensor:
     """-log sigma(beta (D - penalty max(0, -h_chosen))): DPO-positive (https://arxiv.org/abs/2402.13228).
 
-    DPO can widen D by making both answers less likely; this charges for every nat that the chosen one falls below the
-    reference. `penalty` is the paper's lambda, `label_smoothing` as in `sigmoid`. A fall of no more than rounding is
-    none: training begins at the reference, where two passes that differ in rounding would decide whom to charge.
+    DPO can increase D by making both answers less likely; this penalises every nat by which the chosen one falls below
+    the reference. `penalty` is the paper's lambda, `label_smoothing` as in `sigmoid`. Differences within rounding are
+    ignored, because training begins at the reference, where rounding would decide which pairs are penalised.
     """
     fall = ref_chosen_logp - chosen_logp
     fall = torch.where(fall > ROUNDING * torch.finfo(fall.dtype).eps * ref_chosen_logp.abs(), fall, 0.0)
@@ -99,8 +98,8 @@ def robust(
 ) -> Tensor:
     """(-(1 - e) log sigma(beta D) + e log sigma(-beta D)) / (1 - 2e): robust DPO (https://arxiv.org/abs/2403.00409).
 
-    Where labels are flipped with probability `label_smoothing` e, its expectation over the flips is the loss of the
-    true labels: unbiased, where `sigmoid` is conservative. ValueError unless 0 <= e < 1/2.
+    If labels are flipped with probability `label_smoothing` e, its expectation over the flips is the loss of the true
+    labels: unbiased, whereas `sigmoid` is conservative. Raises ValueError unless 0 <= e < 1/2.
     """
     if not 0.0 <= label_smoothing < 0.5:
         raise ValueError(f"robust needs a label_smoothing from 0 to below 0.5, got {label_smoothing}")
@@ -130,8 +129,8 @@ def simpo(
 ) -> Tensor:
     """-log sigma(beta (log pi(y_w) / |y_w| - log pi(y_l) / |y_l|) - gamma): SimPO (https://arxiv.org/abs/2405.14734).
 
-    No reference: the reward is beta times the mean log-probability of a token, the quantity that sampling follows, and
-    must be ahead by `gamma`. Without lengths the log-probabilities are taken to be such means already.
+    Reference-free: the reward is beta times the mean log-probability per token, with a target margin `gamma`. Without
+    lengths the log-probabilities are assumed to be means already.
     """
     chosen, rejected = _per_token(chosen_logp, chosen_length), _per_token(rejected_logp, rejected_length)
     return _smoothed(beta * (chosen - rejected) - gamma, label_smoothing)
@@ -150,8 +149,8 @@ def orpo(
     """-log p_w - beta log sigma(log odds(p_w) - log odds(p_l)): ORPO (https://arxiv.org/abs/2403.07691).
 
     p = exp(log pi(y) / |y|) is the geometric mean of an answer's token probabilities and odds(p) = p / (1 - p): the
-    likelihood of the chosen answer and, weighted by `beta` (the paper's lambda), the odds ratio. No reference. Without
-    lengths the log-probabilities are taken to be per token already.
+    likelihood of the chosen answer plus, weighted by `beta` (the paper's lambda), the odds ratio. Reference-free.
+    Without lengths the log-probabilities are assumed to be per token already.
     """
     chosen, rejected = _per_token(chosen_logp, chosen_length), _per_token(rejected_logp, rejected_length)
     return -chosen - beta * F.logsigmoid(_log_odds(chosen) - _log_odds(rejected))
@@ -168,7 +167,7 @@ def kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Tensor:
-    """`kto_unpaired` of both sides, halved: the mean over pairs is the mean over the rows they come apart into."""
+    """Half the sum of `kto_unpaired` over both sides: the mean over pairs equals the mean over the separate rows."""
     weights = {"desirable_weight": desirable_weight, "undesirable_weight": undesirable_weight}
     good, bad = torch.ones_like(chosen_logp), torch.zeros_like(rejected_logp)
     chosen = kto_unpaired(chosen_logp, ref_chosen_logp, good, kl, beta=beta, **weights)
@@ -186,14 +185,14 @@ def kto_unpaired(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Tensor:
-    """KTO on answers that are each just good or bad (https://arxiv.org/abs/2402.01306, eq. 7), all [rows] -> [rows].
+    """KTO on answers labelled good or bad (https://arxiv.org/abs/2402.01306, eq. 7), all [rows] -> [rows].
 
         desirable (label 1):     w_d (1 - sigma(beta (h - kl)))
         undesirable (label 0):   w_u (1 - sigma(beta (kl - h)))
 
-    After prospect theory, an answer is worth how far it lies from a point of reference, less and less the further.
-    That point is `kl`, the estimate max(0, mean of h over answers to other prompts) of KL(pi || pi_ref); no gradient
-    passes through it.
+    Following prospect theory, the value of an answer is a saturating function of its distance from a reference point.
+    That point is `kl`, the estimate max(0, mean of h over answers to other prompts) of KL(pi || pi_ref), without
+    gradient.
     """
     point = kl.detach() if isinstance(kl, Tensor) else kl
     distance = beta * (logp - ref_logp - point)
@@ -203,31 +202,31 @@ def kto_unpaired(
 
 
 def kto_point(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """KTO's point of reference, a scalar: max(0, mean h) over answers [rows] drawn for other prompts; no gradient."""
+    """KTO's reference point, a scalar: max(0, mean h) over answers [rows] to other prompts; no gradient."""
     return (logp - ref_logp).detach().mean().clamp(min=0.0)
 
 
 def implicit_rewards(logp: Tensor, ref_logp: Tensor, *, beta: float) -> Tensor:
-    """beta (log pi - log pi_ref), no gradient: the reward for which the policy would be optimal, up to the prompt's
-    constant, which cancels in every comparison of answers to one prompt."""
+    """beta (log pi - log pi_ref), no gradient: the reward for which the policy is optimal, up to a constant per prompt,
+    which cancels in comparisons."""
     return beta * (logp - ref_logp).detach()
 
 
 def margins(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
-    """By how much the chosen answer is rewarded more [pairs]."""
+    """The reward margin of the chosen answer [pairs]."""
     return chosen_reward - rejected_reward
 
 
 def preferred(chosen_reward: Tensor, rejected_reward: Tensor) -> Tensor:
-    """1 where the chosen answer is rewarded strictly more [pairs], else 0 (a tie too, as RewardBench counts): its mean
-    is the accuracy."""
+    """1 if the chosen reward is strictly higher [pairs], else 0 (ties too, as in RewardBench). The mean is the
+    accuracy."""
     return (chosen_reward > rejected_reward).to(chosen_reward.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class PairLoss:
-    """A paired loss; whether it reads the reference; whether it takes `chosen_length` and `rejected_length`; and its
-    other keywords beside `beta`."""
+    """A paired loss, whether it uses the reference, whether it takes `chosen_length` and `rejected_length`, and its
+    keywords besides `beta`."""
 
     function: Callable[..., Tensor]
     reference: bool
@@ -247,11 +246,11 @@ LOSSES: Mapping[str, PairLoss] = {
         kto, reference=True, lengths=False, options=frozenset({"kl", "desirable_weight", "undesirable_weight"})
     ),
 }
-"""Every paired loss by the name that `novarl dpo loss=` takes."""
+"""All paired losses by their name in `novarl dpo loss=`."""
 
 
 def _contrast(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
-    """D. Each side against its own reference first: those differences are small, the sums over answers are not."""
+    """D. Each side is compared with its reference first: those differences are small, unlike the sums over answers."""
     return (chosen - ref_chosen) - (rejected - ref_rejected)
 
 
@@ -266,13 +265,13 @@ def _smoothed(logits: Tensor, label_smoothing: float) -> Tensor:
 
 
 def _log_odds(logp: Tensor) -> Tensor:
-    """log(p / (1 - p)) of p = exp(logp), with the digits of 1 - p kept at both ends.
+    """log(p / (1 - p)) of p = exp(logp), accurate for p near 0 and 1.
 
-    A probability that rounds to 1 has no odds; it is taken to be one rounding below, where no gradient passes.
+    A probability that rounds to 1 is replaced by the next smaller number, without gradient.
     """
     below_one = logp.clamp(max=-torch.finfo(logp.dtype).eps)
     near = below_one > -math.log(2.0)
-    # Each branch gets an argument that is safe for it, or its unused gradient would be NaN.
+    # Each branch gets a safe argument; otherwise its unused gradient would be NaN.
     log_rest = torch.where(
         near,
         torch.log(-torch.expm1(torch.where(near, below_one, -1.0))),

@@ -1,7 +1,7 @@
-"""Losses that teach a reward: a scalar head's output, or the log-ratio of a language model.
+"""Losses for reward models: on the output of a scalar head, or on the log-ratio of a language model.
 
-Rewards are per answer: the scalar at its last token, or beta (log pi(y | x) - log pi_ref(y | x)) summed over its
-tokens (https://arxiv.org/abs/2412.01981), which gives a reward for every step besides; see `implicit_prm`.
+Rewards are per answer: the scalar at its last token, or beta (log pi(y | x) - log pi_ref(y | x)) summed over its tokens
+(https://arxiv.org/abs/2412.01981), which also gives a reward for every step; see `implicit_prm`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def bt(
 ) -> Tensor:
     """-log sigma(r_w - r_l - m) + centring (r_w + r_l)^2, all [pairs] -> [pairs].
 
-    Bradley and Terry's likelihood (https://arxiv.org/abs/2203.02155). `margin` m asks a clear preference for a clear
-    difference (https://arxiv.org/abs/2307.09288, eq. 2). The loss leaves the level of rewards open; `centring`, such
-    as 0.01, fixes it at a mean of 0 (https://arxiv.org/abs/2312.09244). `label_smoothing` e takes the sides to be
-    exchanged with probability e: (1 - e) loss(w, l) + e loss(l, w).
+    The Bradley-Terry likelihood (https://arxiv.org/abs/2203.02155). `margin` m requires a larger difference for a
+    stronger preference (https://arxiv.org/abs/2307.09288, eq. 2). The loss is invariant to a constant shift;
+    `centring`, such as 0.01, moves the mean reward to 0 (https://arxiv.org/abs/2312.09244). `label_smoothing` e assumes
+    that the sides are swapped with probability e: (1 - e) loss(w, l) + e loss(l, w).
     """
     difference = chosen_reward - rejected_reward
     demanded = 0.0 if margin is None else margin
@@ -38,16 +38,16 @@ def bt(
 
 
 def bce(reward: Tensor, label: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """-l log sigma(r) - (1 - l) log sigma(-r), all [rows] -> [rows]; labels l from 0 to 1, soft ones too.
+    """-l log sigma(r) - (1 - l) log sigma(-r), all [rows] -> [rows]; labels l from 0 to 1, including soft labels.
 
-    sigma(r) is then the probability of a good answer. `label_smoothing` e: a label is wrong with probability e.
+    sigma(r) is the probability of a good answer. `label_smoothing` e assumes that a label is wrong with probability e.
     """
     target = label.to(reward.dtype) * (1.0 - 2.0 * label_smoothing) + label_smoothing
     return F.binary_cross_entropy_with_logits(reward, target, reduction="none")
 
 
 def implicit_ce(logp: Tensor, ref_logp: Tensor, label: Tensor, *, beta: float, label_smoothing: float = 0.0) -> Tensor:
-    """`bce` of the reward beta (logp - ref_logp), from answers that are right or wrong: all [rows] -> [rows]."""
+    """`bce` of the reward beta (logp - ref_logp), for answers labelled right or wrong: all [rows] -> [rows]."""
     return bce(beta * (logp - ref_logp), label, label_smoothing=label_smoothing)
 
 
@@ -61,7 +61,7 @@ def implicit_dpo(
     margin: Tensor | None = None,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """`bt` of the rewards beta (logp - ref_logp), all [pairs] -> [pairs]: DPO, read as a reward model."""
+    """`bt` of the rewards beta (logp - ref_logp), all [pairs] -> [pairs]: DPO as a reward model."""
     chosen, rejected = beta * (chosen_logp - ref_chosen_logp), beta * (rejected_logp - ref_rejected_logp)
     return bt(chosen, rejected, margin=margin, label_smoothing=label_smoothing)
 
@@ -76,7 +76,7 @@ def implicit_kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> Tensor:
-    """`preference.kto_unpaired`, read as a reward model: all [rows] -> [rows]."""
+    """`preference_losses.kto_unpaired` as a reward model: all [rows] -> [rows]."""
     return kto_unpaired(
         logp,
         ref_logp,

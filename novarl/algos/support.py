@@ -1,12 +1,12 @@
-"""The tokens that truncated sampling (top-k, top-p, min-p) left possible, and their compact form.
+"""The support of truncated sampling (top-k, top-p, min-p) in a compact form.
 
-Rows of tokens have their supports one after the other, as `Support`: an int32 word for each 16 neighbouring token ids
-of which at least one is possible, its upper half saying which 16, its lower half which of them:
+`Support` concatenates the supports of rows: an int32 word for each block of 16 token ids of which at least one is
+possible. Its upper half is the block, its lower half a bit mask:
 
-    word = (id // 16) << 16 | sum of 1 << (id % 16) over the possible ids of these 16
+    word = (id // 16) << 16 | sum of 1 << (id % 16) over the possible ids of the block
 
-A row takes at most 4 bytes a possible token, and never more than V/4 bytes: 37.5 kB of a vocabulary of 150,000. A row
-without words has its full support, so tokens that nothing was cut for cost nothing.
+A row takes at most 4 bytes per possible token and at most V/4 bytes: 37.5 kB for a vocabulary of 150,000. A row without
+words has full support, so untruncated tokens cost nothing.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import torch
 from torch import Tensor
 
 WIDTH = 16
-"""Token ids in a word."""
+"""Token ids per word."""
 
 LARGEST_VOCABULARY = WIDTH << 16
-"""Ids that fit: 1,048,576."""
+"""The largest supported vocabulary: 1,048,576."""
 
 
 class Support(NamedTuple):
-    """words [W] int32, and where each row's begin and end, cu_words [N + 1] int64; both on one device."""
+    """words [W] int32, and the row boundaries cu_words [N + 1] int64, on the same device."""
 
     words: Tensor
     cu_words: Tensor
 
 
 def pack_support(possible: Tensor) -> Support:
-    """The supports of rows, from possible [N, V] bool. A row of which all is possible gets no words.
+    """Pack possible [N, V] bool. A row in which everything is possible gets no words.
 
-    ValueError if the vocabulary has more than `LARGEST_VOCABULARY` ids, or a row has no possible token.
+    Raises ValueError if the vocabulary has more than `LARGEST_VOCABULARY` ids, or a row has no possible token.
     """
     count, vocabulary = possible.shape
     if vocabulary > LARGEST_VOCABULARY:
-        raise ValueError(f"a support can be recorded of at most {LARGEST_VOCABULARY} token ids, not {vocabulary}")
+        raise ValueError(f"supports can be recorded for at most {LARGEST_VOCABULARY} token ids, not {vocabulary}")
     if not bool(possible.any(-1).all()):
         raise ValueError("a row has no possible token")
     row, token = (possible & ~possible.all(-1, keepdim=True)).nonzero(as_tuple=True)
@@ -49,7 +49,7 @@ def pack_support(possible: Tensor) -> Support:
 
 
 def support_of(support: Support, rows: Tensor) -> Support:
-    """The supports of some rows [M] int64, in their order."""
+    """The supports of selected rows [M] int64, in order."""
     lengths = support.cu_words.diff()[rows]
     cu_words = _cumulative(lengths)
     shift = torch.repeat_interleave(support.cu_words[:-1][rows] - cu_words[:-1], lengths)
@@ -57,8 +57,7 @@ def support_of(support: Support, rows: Tensor) -> Support:
 
 
 def impossible(support: Support, first: int, last: int, vocabulary: int) -> Tensor:
-    """Which tokens the rows first .. last - 1 could not have been, [last - first, V] bool: all False where a row has
-    its full support."""
+    """The tokens outside the supports of rows first .. last - 1, [last - first, V] bool: all False for full support."""
     bounds = support.cu_words[first : last + 1]
     lengths = bounds.diff()
     words = support.words[int(bounds[0]) : int(bounds[-1])].long()

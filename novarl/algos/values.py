@@ -1,4 +1,4 @@
-"""The critic's loss: how far its values are from the returns that were seen."""
+"""The critic's loss."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2 per token, and `value_clip_fraction`.
 
-    values [N] carries the gradient; old_values [N] are of the critic before the rollout's first update; columns outside
-    the mask give 0, whatever they hold. Without `clip` it is the squared error. The clip is PPO's, as published with
-    its code (https://arxiv.org/abs/1707.06347; weighed in https://arxiv.org/abs/2005.12729): a value that has already
-    moved by more than c in this rollout gets no gradient that would move it further.
+    values [N] carries the gradient; old_values [N] are those of the critic before the rollout's first update; columns
+    outside the mask give 0. Without `clip` it is half the squared error. The clip is that of the PPO code
+    (https://arxiv.org/abs/1707.06347; evaluated in https://arxiv.org/abs/2005.12729): a value that has already moved by
+    more than c in this rollout gets no gradient to move further.
     """
     free = torch.where(mask, values - returns, 0.0).square()
     if clip is None:
@@ -24,8 +24,8 @@ def value_loss(
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 - Var(R - V) / Var(R) over the masked entries, 0-d: 1 is a perfect critic, 0 no better than a constant, and
-    below 0 worse. 0 where the returns do not vary."""
+    """1 - Var(R - V) / Var(R) over the masked entries, 0-d: 1 is a perfect critic, 0 no better than a constant, below 0
+    worse. 0 if the returns are constant."""
     target, error = returns[mask], (returns - values)[mask]
     if not target.numel():
         return target.new_zeros(())

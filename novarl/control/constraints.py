@@ -1,4 +1,4 @@
-"""Constraints: maximise J subject to KL <= d and H >= H_0, by multipliers or a penalty.
+"""Constraints: maximise J subject to KL <= d and H >= H_0, with multipliers or a penalty.
 
 The Lagrangian max_theta min_{lambda, nu >= 0} J - lambda (KL - d) - nu (H_0 - H) has, for given multipliers, the
 gradient of
@@ -6,19 +6,19 @@ gradient of
     J - lambda KL + nu H
 
 So a constraint enters training as a coefficient: lambda is added to that of the KL term, nu to that of the entropy
-bonus, and the terms themselves are differentiable. (A hinge, lambda max(0, KL - d), is no Lagrangian: within the limit
-its gradient vanishes while lambda decays, and the run chatters.) An object here is asked once a step:
+bonus, and the terms themselves are differentiable. (A hinge, lambda max(0, KL - d), is not a Lagrangian: within the
+limit its gradient vanishes while lambda decays, and training oscillates.) A constraint is updated once per step:
 
-    constraint.update(measured, n=episodes) -> coef     `coef` is never negative; n is not read
-    constraint.violation                                how far outside the limit the last measurement was, < 0 inside
-    constraint.state_dict() / load_state_dict()         JSON values, an exact round trip
+    constraint.update(measured, n=episodes) -> coef     `coef` is never negative; n is not read constraint.violation
+    distance of the last measurement from the limit, < 0 inside constraint.state_dict() / load_state_dict()         JSON
+    values, exact round trip
 
 With v the violation (measured - limit for sense "max", limit - measured for "min"):
 
-    Lagrangian          lambda follows v: holds the limit with equality where it binds, vanishes where it does not
-    QuadraticPenalty    weight * max(0, v): the gradient of weight/2 max(0, v)^2; always lets a little violation stand
+    Lagrangian          lambda follows v: reaches the limit with equality if it is active, vanishes otherwise
+    QuadraticPenalty    weight * max(0, v): the gradient of weight/2 max(0, v)^2; always allows a small violation
 
-Both are soft: they act after the step that they judge. `learn.guard` has hard bounds on single steps.
+Both are soft: they act after the measured step. `learn.guard` has hard limits on single steps.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ Sense = Literal["max", "min"]
 
 
 def violation(measured: float, limit: float, sense: Sense) -> float:
-    """How far the measured is on the wrong side: measured - limit for "max", the reverse for "min"."""
+    """The violation: measured - limit for "max", limit - measured for "min"."""
     return measured - limit if sense == "max" else limit - measured
 
 
 def relative_error(excess: float, limit: float) -> float:
-    """The violation over its limit, within [-1, 1]: what multipliers move by, so that no strange step decides a run."""
+    """The violation relative to its limit, clipped to [-1, 1] to limit the effect of outliers."""
     return min(max(excess / limit, -1.0), 1.0)
 
 
 @dataclass(slots=True, kw_only=True)
 class Constraint(ABC):
-    """A limit above 0 on something measured; `sense` "max": at most the limit, "min": at least.
+    """A positive limit on a measured quantity; `sense` "max": at most the limit, "min": at least.
 
-    Instead of `limit`, `fraction` sets it to that part of the first measurement (for "min" only: an entropy floor
-    relative to where the run began), and it is saved with the state. A NaN measurement changes nothing.
+    Instead of `limit`, `fraction` sets the limit relative to the first measurement (only for "min": an entropy floor
+    relative to the initial entropy), which is saved with the state. NaN measurements are ignored.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "limit")
-    """The attributes that a checkpoint holds."""
+    """The attributes saved in checkpoints."""
 
     sense: Sense
     limit: float | None = None
@@ -65,23 +65,25 @@ class Constraint(ABC):
         if self.sense not in ("max", "min"):
             self.refuse("sense", f"unknown sense '{self.sense}'", "use max or min")
         if (self.limit is None) == (self.fraction is None):
-            self.refuse("limit", "a constraint has a limit, or a fraction of the first measurement", "give one of them")
+            self.refuse("limit", "a constraint needs a limit or a fraction of the first measurement", "set one of them")
         if self.fraction is not None and (self.sense == "max" or not 0 < self.fraction <= 1):
-            self.refuse("fraction", "a fraction is of what must not fall too far", "use sense=min and one in (0, 1]")
+            self.refuse(
+                "fraction", "a fraction is only valid for a lower limit", "use sense=min and a fraction in (0, 1]"
+            )
         if self.limit is not None and not 0 < self.limit < math.inf:
-            self.refuse("limit", f"limit={self.limit:g} is not a number above 0", "set one above 0")
+            self.refuse("limit", f"limit={self.limit:g} must be a positive number", "set a limit above 0")
         self.check()
 
     @abstractmethod
     def check(self) -> None:
-        """Refuse settings that make no sense (NovaError), and set the first coefficient."""
+        """Validate the settings (NovaError) and set the initial coefficient."""
 
     @abstractmethod
     def respond(self, limit: float) -> float:
-        """The coefficient that answers the violation just measured."""
+        """The coefficient after the violation just measured."""
 
     def update(self, measured: float, n: int = 1) -> float:
-        """The coefficient after a step in which `measured` was seen, in the unit of the limit."""
+        """Update with the value `measured` in a step, in the unit of the limit, and return the coefficient."""
         if math.isnan(measured):
             return self.coef
         if self.limit is None:
@@ -91,30 +93,34 @@ class Constraint(ABC):
         return self.coef
 
     def _first(self, measured: float) -> float:
-        """The limit, from the first measurement."""
+        """Compute the limit from the first measurement."""
         assert self.fraction is not None
         if not 0 < measured < math.inf:
-            self.refuse("fraction", f"no fraction of {measured:g}, the first measurement, is a limit", "give a limit")
+            self.refuse(
+                "fraction",
+                f"the first measurement is {measured:g}, so a fraction of it is not a valid limit",
+                "set a limit",
+            )
         return self.fraction * measured
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values; with `load_state_dict` an exact round trip."""
+        """The state as JSON values. The round trip through `load_state_dict` is exact."""
         return {name: getattr(self, name) for name in self.memory}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken; refuses (NovaError) the state of another kind of constraint."""
+        """Restore a state. Raises NovaError for the state of another type of constraint."""
         if set(state) != set(self.memory):
-            kept = f"the checkpoint holds {sorted(state)}, and {type(self).__name__} keeps {sorted(self.memory)}"
-            self.refuse("mode", kept, "resume with the constraint that the run began with")
+            kept = f"the checkpoint contains {sorted(state)}, but {type(self).__name__} has {sorted(self.memory)}"
+            self.refuse("mode", kept, "resume with the original constraint")
         for name in self.memory:
             setattr(self, name, state[name])
 
     def refuse(self, name: str, what: str, fix: str) -> NoReturn:
-        """Raise the NovaError of one setting."""
+        """Raise a NovaError for a setting."""
         raise NovaError(what, where=f"constraint.{name}", fix=fix)
 
     def require(self, *names: str, zero: bool = False) -> None:
-        """That settings are finite and above 0, or at least 0 where `zero` is allowed."""
+        """Check that settings are finite and above 0, or at least 0 with `zero`."""
         for name in names:
             value = getattr(self, name)
             if not ((value >= 0 if zero else value > 0) and value < math.inf):
@@ -124,16 +130,16 @@ class Constraint(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class Lagrangian(Constraint):
-    """A multiplier by dual ascent on e = clip(v / limit, +-1), v the violation. In [0, max_coef].
+    """A multiplier in [0, max_coef], updated by dual ascent on e = clip(v / limit, +-1), v the violation.
 
         dual="projected"    I <- [I + lr e]+        lambda = [I + kp e + kd [e - e']+]+
         dual="softplus"     l <- l + lr e sigmoid(l)      lambda = log(1 + exp(l)): the gradient, and never 0
 
-    kp and kd make the projected dual the PID of https://arxiv.org/abs/2007.03964 (algorithm 2, lr its K_I): the dual of
-    a Lagrangian is an integrator and swings; kp damps it, kd answers to a violation that grows. I is kept within the
-    bounds, so it does not wind up. A softplus multiplier moves by about lr e lambda^2 while it is small: it forgets a
-    limit that did not bind as slowly as it learnt so. Dividing by the limit makes lr independent of the unit (it is
-    dual ascent with rate lr / limit). The multiplier begins at `init`.
+    kp and kd make the projected dual the PID of https://arxiv.org/abs/2007.03964 (algorithm 2, lr its K_I): plain dual
+    ascent is an integrator and oscillates; kp damps it, kd reacts to growing violations. I is kept within the bounds,
+    which prevents windup. A small softplus multiplier changes by about lr e lambda^2, so it rises as slowly as it has
+    decayed. Dividing by the limit makes lr independent of the unit (dual ascent with rate lr / limit). It starts at
+    `init`.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "limit", "integral", "error")
@@ -153,13 +159,11 @@ class Lagrangian(Constraint):
         self.require("lr", "max_coef")
         self.require("kp", "kd", "init", zero=True)
         if self.init > self.max_coef:
-            self.refuse("init", f"init={self.init:g} is above max_coef={self.max_coef:g}", "start at or below it")
+            self.refuse("init", f"init={self.init:g} is above max_coef={self.max_coef:g}", "set init at or below it")
         self.coef = self.integral = self.init
         if self.dual == "softplus":
             if self.kp or self.kd:
-                self.refuse(
-                    "dual", "kp and kd are gains of the projected dual", "use dual=projected, or leave them out"
-                )
+                self.refuse("dual", "kp and kd require the projected dual", "use dual=projected, or remove them")
             self.require("init")
             self.integral = self.init + math.log(-math.expm1(-self.init))
         elif self.dual != "projected":
@@ -182,8 +186,8 @@ class Lagrangian(Constraint):
 class QuadraticPenalty(Constraint):
     """weight * max(0, violation), at most max_coef: as a coefficient, the gradient of weight/2 * max(0, violation)^2.
 
-    It is exact when the violation was measured on the policy that is being differentiated. (A penalty written
-    p * violation^2, as enhanced RL2's `constraint_violation_penalty` p, is weight = 2 p.)
+    It is exact if the violation was measured on the current policy. (A penalty p * violation^2, such as enhanced RL2's
+    `constraint_violation_penalty` p, corresponds to weight = 2 p.)
     """
 
     weight: float = 20.0

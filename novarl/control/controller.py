@@ -1,4 +1,4 @@
-"""What every controller of a coefficient is made of: bounds, memory, and for those with a target the check of it."""
+"""Base classes of controllers: bounds, state, and validation of targets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from novarl.core.errors import NovaError
 
 @dataclass(slots=True, kw_only=True)
 class Controller(ABC):
-    """`coef` is the coefficient to use now. `initial` is the one the controller was made with."""
+    """`coef` is the current coefficient, `initial` the one the controller was created with."""
 
     memory: ClassVar[tuple[str, ...]] = ("coef",)
-    """The attributes that a checkpoint holds."""
+    """The attributes saved in checkpoints."""
     gains: ClassVar[tuple[str, ...]] = ()
-    """The settings that decide whether the loop settles."""
+    """The settings that determine stability."""
     section: ClassVar[str] = "kl"
-    """Where errors say that the settings stand."""
+    """The configuration section for error messages."""
 
     coef: float
     min_coef: float = 0.0
@@ -32,61 +32,61 @@ class Controller(ABC):
         for spec in fields(self):
             value = getattr(self, spec.name)
             if isinstance(value, float) and not math.isfinite(value):
-                self.refuse(spec.name, f"{spec.name}={value} is not a finite number", "give a finite number")
+                self.refuse(spec.name, f"{spec.name}={value} is not a finite number", "use a finite number")
         self.check()
         if not 0 <= self.min_coef < self.max_coef:
             self.refuse(
                 "min_coef",
-                f"a coefficient cannot lie between {self.min_coef:g} and {self.max_coef:g}",
-                "let 0 <= min_coef < max_coef",
+                f"invalid range from {self.min_coef:g} to {self.max_coef:g}",
+                "set 0 <= min_coef < max_coef",
             )
         if not self.min_coef <= self.coef <= self.max_coef:
             self.refuse(
                 "coef",
                 f"starts at {self.coef:g}, outside [{self.min_coef:g}, {self.max_coef:g}]",
-                "start within min_coef and max_coef, or move them",
+                "start between min_coef and max_coef, or change them",
             )
 
     @abstractmethod
     def check(self) -> None:
-        """Refuse settings that make no sense (NovaError)."""
+        """Validate the settings (NovaError)."""
 
     @abstractmethod
     def update(self, kl: float, n: int = 1) -> float:
-        """The coefficient after a step of `n` episodes in which `kl` was measured, in the unit of the target."""
+        """Update with the `kl` (in the unit of the target) of a step of `n` episodes, and return the coefficient."""
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values; with `load_state_dict` an exact round trip."""
+        """The state as JSON values. The round trip through `load_state_dict` is exact."""
         return {name: getattr(self, name) for name in self.memory}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken; refuses (NovaError) the state of another kind of controller."""
+        """Restore a state. Raises NovaError for the state of another type of controller."""
         if set(state) != set(self.memory):
             self.refuse(
                 "controller",
-                f"the checkpoint holds {sorted(state)}, and {type(self).__name__} keeps {sorted(self.memory)}",
-                "resume with the controller that the run began with",
+                f"the checkpoint contains {sorted(state)}, but {type(self).__name__} has {sorted(self.memory)}",
+                "resume with the original controller",
             )
         for name in self.memory:
             setattr(self, name, state[name])
 
     def reset(self) -> None:
-        """Forget every update."""
+        """Reset to the initial state."""
         self.load_state_dict(self.started_at(self.initial).state_dict())
 
     def started_at(self, coef: float) -> Self:
-        """A new controller of the same settings that has seen nothing and starts at `coef`."""
+        """A new controller with the same settings that starts at `coef`."""
         return replace(self, coef=coef)
 
     def bounded(self, coef: float) -> float:
         return min(max(coef, self.min_coef), self.max_coef)
 
     def refuse(self, name: str, what: str, fix: str) -> NoReturn:
-        """Raise the NovaError of one setting."""
+        """Raise a NovaError for a setting."""
         raise NovaError(what, where=f"{self.section}.{name}", fix=fix)
 
     def require(self, name: str, above: float = 0.0) -> None:
-        """That a setting is larger than a bound."""
+        """Check that a setting is above a bound."""
         value = getattr(self, name)
         if not value > above:
             self.refuse(name, f"{name}={value:g} must be above {above:g}", f"set {name} above {above:g}")
@@ -94,34 +94,34 @@ class Controller(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class Adaptive(Controller):
-    """A controller with a target for what it measures."""
+    """A controller with a target value."""
 
     target: float = 0.01
     min_coef: float = 1e-4
 
     response: ClassVar[int] = -1
-    """Whether what is measured falls (-1) or rises (+1) as the coefficient grows."""
+    """Whether the measured quantity falls (-1) or rises (+1) with the coefficient."""
 
     def check(self) -> None:
         self.require("target")
         if self.coef == 0:
             self.refuse(
                 "coef",
-                "an adaptive coefficient that starts at 0 stays at 0, since it is adapted by factors",
+                "an adaptive coefficient that starts at 0 stays at 0, because updates are multiplicative",
                 "start above 0, or use the controller 'fixed'",
             )
         self.require("min_coef")
         self.check_gains()
 
     def check_gains(self) -> None:
-        """Refuse gains that push the wrong way or not at all."""
+        """Reject gains with the wrong sign or 0."""
         for name in self.gains:
             self.require(name)
 
 
 @dataclass(slots=True, kw_only=True)
 class Multiplicative(Adaptive):
-    """An adaptive controller that remembers nothing but its coefficient."""
+    """An adaptive controller whose only state is its coefficient."""
 
     def update(self, kl: float, n: int = 1) -> float:
         if not math.isnan(kl):
@@ -130,9 +130,9 @@ class Multiplicative(Adaptive):
 
     @abstractmethod
     def multiplier(self, ratio: float, n: int) -> float:
-        """What the coefficient is multiplied by when the measured is `ratio` times its target."""
+        """The factor for the coefficient when the measurement is `ratio` times its target."""
 
 
 def clipped(value: float, bound: float) -> float:
-    """The value within [-bound, bound]."""
+    """The value clipped to [-bound, bound]."""
     return min(max(value, -bound), bound)

@@ -1,10 +1,10 @@
-"""Controllers of a coefficient: what the weight of the KL term (or of the entropy bonus) should be at the next step.
+"""Controllers that adapt the coefficient of the KL term (or of the entropy bonus) at each step.
 
-    controller.update(kl, n=episodes) -> coef      once a step, on the KL that the step measured
-    controller.state_dict() / load_state_dict()    JSON values; a run that resumes goes on bit by bit
-    controller.reset()                             back to the coefficient and memory it was made with
+    controller.update(kl, n=episodes) -> coef      once per step, with the KL of that step controller.state_dict() /
+    load_state_dict()    JSON values; a resumed run is bit-identical controller.reset()
+    back to the initial coefficient and state
 
-With r = KL / target, and every coefficient kept within [min_coef, max_coef]:
+With r = KL / target, and the coefficient clipped to [min_coef, max_coef]:
 
     fixed         beta
     dead_band     beta * speed if r > band, beta / speed if r < 1 / band
@@ -13,19 +13,19 @@ With r = KL / target, and every coefficient kept within [min_coef, max_coef]:
     two_speed     beta * up if r > 1, else beta * down
     linear        beta * (1 + factor * clip(r - 1, +-max_step))
     pid           log beta = log beta_0 + kp e + ki sum e + kd (m - m'),  e = clip(r - 1, +-clip), m a moving average
-    schedule      a curve from initial to final over `total_steps`, whatever the KL
+    schedule      a curve from initial to final over `total_steps`, independent of KL
 
-All but `fixed` and `schedule` move the logarithm of the coefficient by an amount that depends on r alone. So nothing
-depends on the unit of KL, provided that KL and target are in the same one (per token or per answer), and a coefficient
-of 0, which no factor can move, is refused. A bound of the form +-c keeps one strange measurement from deciding a run.
+All but `fixed` and `schedule` change the logarithm of the coefficient by an amount that depends only on r. So the unit
+of KL does not matter as long as KL and target have the same one (per token or per answer), and a coefficient of 0 is
+rejected. Bounds +-c limit the effect of outliers.
 
-Only `ziegler` reads n, the number of episodes behind the measurement: its horizon is counted in them. For the others
-the unit of time is the step, because a policy moves by updates, however many episodes are behind each.
+Only `ziegler` uses n, the number of episodes of the measurement, in which its horizon is counted. For the others the
+unit of time is the step, because a policy moves by updates, regardless of their number of episodes.
 
-What they are fed need not be good. An estimate of KL by k1 may be slightly negative: it counts as far below the target,
-like 0. Infinity counts as far above. NaN says nothing: the coefficient and the memory stay as they are.
+Measurements may be invalid. A k1 estimate of KL may be slightly negative: it counts as far below the target, like 0.
+Infinity counts as far above. NaN is ignored.
 
-Which gains make a loop that settles is `algos.stability`'s question.
+`control.stability` checks whether the gains give a stable loop.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ SHAPES: tuple[Shape, ...] = get_args(Shape)
 
 @dataclass(slots=True, kw_only=True)
 class Fixed(Controller):
-    """The coefficient that it was given; 0 is no penalty."""
+    """A constant coefficient; 0 disables the penalty."""
 
     def check(self) -> None:
-        """Every coefficient will do."""
+        """Any coefficient is valid."""
 
     def update(self, kl: float, n: int = 1) -> float:
         return self.coef
@@ -54,11 +54,11 @@ class Fixed(Controller):
 
 @dataclass(slots=True, kw_only=True)
 class Schedule(Controller):
-    """final + (initial - final) * shape(p), p = step / total_steps, step = 0 for the first; it does not look at KL.
+    """final + (initial - final) * shape(p), p = step / total_steps, step = 0 for the first; independent of KL.
 
     shape: constant 1; linear 1 - p; cosine (1 + cos(pi p)) / 2; exponential (e^(-3p) - e^-3) / (1 - e^-3), which is the
     plain decay initial * e^(-3p) if final = initial * e^-3; warmup_cosine rises from 0 as initial * p / warmup_frac,
-    then falls as cosine does over what is left. Past the last step it stays at the last value.
+    then follows the cosine over the remaining steps. After the last step it is constant.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "step")
@@ -74,13 +74,13 @@ class Schedule(Controller):
         if self.shape not in SHAPES:
             self.refuse("shape", f"unknown shape '{self.shape}'", f"use one of {', '.join(SHAPES)}")
         if not 0 < self.warmup_frac < 1:
-            self.refuse("warmup_frac", f"warmup_frac={self.warmup_frac:g} leaves nothing to fall", "use one in (0, 1)")
+            self.refuse("warmup_frac", f"warmup_frac={self.warmup_frac:g} must be in (0, 1)", "use one in (0, 1)")
         if not self.min_coef <= self.final_coef <= self.max_coef:
-            self.refuse("final_coef", "lies outside min_coef and max_coef", "end within them, or move them")
+            self.refuse("final_coef", "is outside min_coef and max_coef", "choose it between them, or change them")
         self.coef = self.bounded(self.at(0))
 
     def at(self, step: int) -> float:
-        """The coefficient of a step, before the bounds."""
+        """The coefficient of a step, before clipping."""
         p, warm = min(step / self.total_steps, 1.0), self.warmup_frac
         if self.shape == "warmup_cosine" and p < warm:
             return self.initial * p / warm
@@ -101,11 +101,11 @@ class Schedule(Controller):
 
 @dataclass(slots=True, kw_only=True)
 class DeadBand(Multiplicative):
-    """Nothing within [target / band, target * band], a factor of `speed` outside.
+    """No change within [target / band, target * band], a factor of `speed` outside.
 
     The rule of PPO's adaptive penalty (https://arxiv.org/abs/1707.06347, section 4). Its authors double and halve, but
-    between two of their decisions the policy settles; here it is asked once a step, and a policy under Adam follows its
-    coefficient over ten steps and more, in which factors of 1.5 swing from one side of the band to the other for ever.
+    their policy converges between two decisions. Here it is updated once per step, and a policy trained with Adam takes
+    ten or more steps to follow its coefficient, so that factors of 1.5 would oscillate around the band forever.
     """
 
     gains: ClassVar[tuple[str, ...]] = ("speed",)
@@ -126,10 +126,11 @@ class DeadBand(Multiplicative):
 
 @dataclass(slots=True, kw_only=True)
 class Ziegler(Multiplicative):
-    """Proportional to the clipped relative error, so much per episode (https://arxiv.org/abs/1909.08593, section 2.2).
+    """Proportional to the clipped relative error and the number of episodes (https://arxiv.org/abs/1909.08593, section
+    2.2).
 
-    `horizon`: the episodes in which an error at the clip multiplies the coefficient by about e^clip = 1.22. A step of
-    more episodes than that counts as one of `horizon`. The authors' target of 6 nats is per answer.
+    `horizon`: the number of episodes in which an error at the clip multiplies the coefficient by about e^clip = 1.22. A
+    step with more episodes counts as `horizon`. The authors' target of 6 nats is per answer.
     """
 
     gains: ClassVar[tuple[str, ...]] = ("clip", "horizon")
@@ -140,7 +141,7 @@ class Ziegler(Multiplicative):
     def check(self) -> None:
         Adaptive.check(self)
         if self.clip >= 1:
-            self.refuse("clip", f"clip={self.clip:g} could make the coefficient 0", "use one below 1")
+            self.refuse("clip", f"clip={self.clip:g} could set the coefficient to 0", "use one below 1")
 
     def multiplier(self, ratio: float, n: int) -> float:
         return 1.0 + clipped(ratio - 1.0, self.clip) * min(n, self.horizon) / self.horizon
@@ -148,7 +149,7 @@ class Ziegler(Multiplicative):
 
 @dataclass(slots=True, kw_only=True)
 class Exponential(Multiplicative):
-    """log beta += rate * clip(log(KL / target), +-clip): as fast up as down, so that KL settles about its target."""
+    """log beta += rate * clip(log(KL / target), +-clip): equally fast in both directions."""
 
     gains: ClassVar[tuple[str, ...]] = ("rate", "clip")
 
@@ -156,17 +157,16 @@ class Exponential(Multiplicative):
     clip: float = 1.0
 
     def multiplier(self, ratio: float, n: int) -> float:
-        low = math.exp(-self.clip)  # at or below which the clip is reached: no logarithm of 0 or less is taken
+        low = math.exp(-self.clip)  # at or below it the clip is reached, which avoids logarithms of 0 or less
         return math.exp(self.rate * min(math.log(max(ratio, low)), self.clip))
 
 
 @dataclass(slots=True, kw_only=True)
 class TwoSpeed(Multiplicative):
-    """beta * 1.03 while KL is above the target, beta * 0.99 while not: the exponential rule of enhanced RL2.
+    """beta * 1.03 while KL is above the target, otherwise beta * 0.99: the exponential rule of enhanced RL2.
 
-    It rises three times as fast as it falls: with noise it rests where KL is above the target 25 % of the time, so that
-    the target is KL's upper quartile and not its middle. Kept for runs that were tuned with it; `exponential` has no
-    such bias.
+    It rises three times as fast as it falls: with noise it converges where KL is above the target 25 % of the time, so
+    the target is the upper quartile of KL and not its median. Kept for runs tuned with it; `exponential` is unbiased.
     """
 
     gains: ClassVar[tuple[str, ...]] = ("up", "down")
@@ -186,7 +186,7 @@ class TwoSpeed(Multiplicative):
 
 @dataclass(slots=True, kw_only=True)
 class Linear(Multiplicative):
-    """Proportional to the clipped relative error: at most factor * max_step = 5 % in a step."""
+    """Proportional to the clipped relative error: at most factor * max_step = 5 % per step."""
 
     gains: ClassVar[tuple[str, ...]] = ("factor", "max_step")
 
@@ -196,7 +196,7 @@ class Linear(Multiplicative):
     def check(self) -> None:
         Adaptive.check(self)
         if self.factor * self.max_step >= 1:
-            self.refuse("max_step", "factor * max_step >= 1 could make the coefficient 0", "lower one of them")
+            self.refuse("max_step", "factor * max_step >= 1 could set the coefficient to 0", "lower one of them")
 
     def multiplier(self, ratio: float, n: int) -> float:
         return 1.0 + self.factor * clipped(ratio - 1.0, self.max_step)
@@ -206,9 +206,9 @@ class Linear(Multiplicative):
 class PID(Adaptive):
     """log beta = log beta_0 + kp e + I + kd (m - m'), with e = clip(KL / target - 1, +-clip) and I += ki e.
 
-    The derivative is of the measurement's moving average, m = m' + smoothing (e + 1 - m'), 0 at the first update: a new
-    target or a noisy step gives no kick. Anti-windup is by conditional integration: where the coefficient stands at a
-    bound and the error would push it further, I stays as it is, and the first error of the other sign frees it.
+    The derivative is that of the measurement's moving average, m = m' + smoothing (e + 1 - m'), 0 at the first update,
+    so that noise and a new target cause no jump. Anti-windup by conditional integration: if the coefficient is at a
+    bound and the error would push it further, I is unchanged until an error of the other sign.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "integral", "smoothed")
@@ -226,13 +226,13 @@ class PID(Adaptive):
         Adaptive.check(self)
         self.require("clip")
         if not 0 < self.smoothing <= 1:
-            self.refuse("smoothing", f"smoothing={self.smoothing:g} is no weight", "use one in (0, 1]")
+            self.refuse("smoothing", f"smoothing={self.smoothing:g} is out of range", "use one in (0, 1]")
 
     def check_gains(self) -> None:
         self.require("ki")
         for name in ("kp", "kd"):
             if getattr(self, name) < 0:
-                self.refuse(name, f"{name}={getattr(self, name):g} pushes the wrong way", f"set {name} to 0 or above")
+                self.refuse(name, f"{name}={getattr(self, name):g} has the wrong sign", f"set {name} to 0 or above")
 
     def update(self, kl: float, n: int = 1) -> float:
         if math.isnan(kl):
@@ -251,11 +251,11 @@ class PID(Adaptive):
 
 @dataclass(slots=True, kw_only=True)
 class EntropyTarget(Multiplicative):
-    """The weight of the entropy bonus that keeps the entropy at a target: log beta += rate * clip(1 - H / target, +-1).
+    """The entropy coefficient that keeps the entropy at a target: log beta += rate * clip(1 - H / target, +-1).
 
-    The temperature of soft actor-critic (https://arxiv.org/abs/1812.05905, section 5) in log space, its error taken
-    relative to the target so that `rate` means the same for tokens of 0.3 nats and of 3. `target` in the unit of what
-    `update` is given, nats per token.
+    The temperature rule of soft actor-critic (https://arxiv.org/abs/1812.05905, section 5) in log space, with the error
+    relative to the target so that `rate` is independent of the scale of the entropy. `target` is in the unit of the
+    argument of `update`, nats per token.
     """
 
     gains: ClassVar[tuple[str, ...]] = ("rate",)
@@ -280,14 +280,14 @@ CONTROLLERS: dict[str, type[Controller]] = {
     "schedule": Schedule,
 }
 ALIASES = {"adaptive": "dead_band", "adaptive_kl": "dead_band", "constant": "fixed"}
-"""Other names: NovaRL's switch `adaptive_kl` is the dead band."""
+"""Aliases: NovaRL's switch `adaptive_kl` is the dead band."""
 
 
 def make(kind: str, *, coef: float, target: float = 0.01, **settings: Any) -> Controller:
-    """The controller of the KL coefficient named `kind`, one of CONTROLLERS or ALIASES.
+    """Create the KL controller named `kind`, one of CONTROLLERS or ALIASES.
 
-    `target` is passed on to those that have one. NovaError for an unknown name or setting, and for settings that make
-    no sense; `stability.check_stability` looks at what the sensible ones do together.
+    `target` is passed to controllers that have one. Raises NovaError for an unknown name or setting and for invalid
+    settings; `stability.check_stability` checks their combination.
     """
     name = ALIASES.get(kind, kind)
     if name not in CONTROLLERS:
@@ -301,5 +301,5 @@ def make(kind: str, *, coef: float, target: float = 0.01, **settings: Any) -> Co
             raise NovaError(what, where=f"kl.{setting}", fix=fix)
     for setting, needed in known.items():
         if needed and setting not in settings:
-            raise NovaError(f"the controller {name} needs it", where=f"kl.{setting}", fix=f"give {setting}")
+            raise NovaError(f"is required by the controller {name}", where=f"kl.{setting}", fix=f"set {setting}")
     return chosen(**settings)

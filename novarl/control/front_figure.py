@@ -1,4 +1,4 @@
-"""A picture of a front: what evaluated checkpoints, of one run or of several, scored in each pair of objectives."""
+"""Plot a Pareto front: the scores of evaluated checkpoints, from one or several runs, for each pair of objectives."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 DPI = 130
 BLUE, PALE = COLOURS[0], "#cbd5e1"
 SIDES = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 2), (0, -2))
-"""Where a label may stand, right and up being positive."""
+"""Candidate label positions (right and up are positive)."""
 ALIGN_X, ALIGN_Y = {-1: "right", 0: "center", 1: "left"}, {False: "top", True: "bottom"}
 REACH = (4, 8)
-"""How far from its point, in points; further away it would seem to be another's."""
+"""The distance of a label from its point, in points."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What is drawn. `best` are the places of the checkpoints that no other dominates, `signs` 1.0 where more of an
-    objective is better and -1.0 where less is."""
+    """The plotted data. `best` are the indices of non-dominated checkpoints; `signs` is 1.0 for maximised and -1.0 for
+    minimised objectives."""
 
     evaluated: Sequence[Evaluated]
     best: Sequence[int]
@@ -49,21 +49,21 @@ def draw_front(
     reference: Sequence[float] | None = None,
     title: str = "Pareto front",
 ) -> float | None:
-    """Write the picture to `path` (PNG) and return the hypervolume over `reference`, None without one.
+    """Write the plot to `path` (PNG) and return the hypervolume over `reference` (None without one).
 
-    One panel for each pair of objectives, `names` on the axes, all values as measured. Checkpoints that no other
-    dominates in all objectives are strong, and labelled as far as there is room; the others are pale. Bars are one
-    standard error to each side. Of two objectives the region that the front dominates above the reference is shaded:
-    the hypervolume is its area. NovaError for fewer than two objectives, no checkpoint, or lengths that differ.
+    One panel per pair of objectives, with `names` on the axes and values as measured. Non-dominated checkpoints are
+    emphasised, and labelled if there is space; the others are pale. Error bars are one standard error. With two
+    objectives the dominated region above the reference is shaded; its area is the hypervolume. Raises NovaError for
+    fewer than two objectives, no checkpoint, or differing lengths.
     """
     if len(names) < 2 or not evaluated:
-        raise NovaError("a front needs two objectives or more and a checkpoint that was evaluated")
+        raise NovaError("a front needs at least two objectives and one evaluated checkpoint")
     rows = [maximised(entry.vector, directions) for entry in evaluated]
     if {len(row) for row in rows} != {len(names)}:
-        raise NovaError(f"every checkpoint needs {len(names)} scores, one for each of {', '.join(names)}")
+        raise NovaError(f"every checkpoint needs {len(names)} scores: {', '.join(names)}")
     best = non_dominated(rows)
     volume = None if reference is None else hypervolume(rows, maximised(reference, directions))
-    caption = f"{len(best)} of {len(rows)} checkpoints are not dominated"
+    caption = f"{len(best)} of {len(rows)} checkpoints are non-dominated"
     if any(entry.errors for entry in evaluated):
         caption += " · bars: ± 1 standard error"
     if reference is not None:
@@ -94,7 +94,7 @@ def _figure(picture: Picture, path: Path, title: str, caption: str) -> None:
             plot.remove()
         handles, labels = plots[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper right", ncols=3, fontsize=8, labelcolor=INK)
-        figure.draw_without_rendering()  # only now is it known where everything stands
+        figure.draw_without_rendering()  # computes the layout
         figure.set_layout_engine("none")
         for plot, (first, second) in zip(plots, pairs, strict=False):
             _label(plot, picture, first, second, canvas.get_renderer())
@@ -134,7 +134,7 @@ def _panel(plot: Axes, picture: Picture, first: int, second: int) -> None:
 
 
 def _shade(plot: Axes, picture: Picture) -> None:
-    """The staircase of what the front of two objectives dominates, down to the reference where there is one."""
+    """Shade the region dominated by a front of two objectives, down to the reference if there is one."""
     (right, up), reference = picture.signs, picture.reference
     corners = sorted(
         (right * picture.evaluated[i].vector[0], up * picture.evaluated[i].vector[1]) for i in picture.best
@@ -160,7 +160,7 @@ def _shade(plot: Axes, picture: Picture) -> None:
 
 
 def _label(plot: Axes, picture: Picture, first: int, second: int, renderer: RendererBase) -> None:
-    """The names of the front's checkpoints, each where it covers neither a point nor another name; else left out."""
+    """Label the front's checkpoints, omitting labels that would cover a point or another label."""
     from matplotlib.transforms import Bbox
 
     inside, radius = plot.get_window_extent(), 4.0 * DPI / 72

@@ -1,9 +1,8 @@
-"""What moves by itself during a run: coefficients under control, multipliers of constraints, weights of objectives.
+"""Quantities that adapt during a run: controlled coefficients, constraint multipliers, objective weights.
 
-All of it is plain numbers, the same on every rank, saved in the checkpoint; it changes once a step, after the step's
-last update. Entropy is that of this update. So is KL where a step has one update. Where it has several, each sees a
-part of the answers, sampled by a policy that is no longer the one it measures; KL is then that of the policy that
-sampled, on all answers.
+All of them are plain numbers, equal on every rank and saved in checkpoints; they change once per step, after its last
+update. Entropy is measured in this update, and so is KL if a step has one update. With several updates, each uses a
+part of the answers and a policy that has already moved; KL is then that of the sampling policy on all answers.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from novarl.learn.plan import per_trajectory
 from novarl.learn.policy import PolicyLearner
 
 DERIVED = ("kl", "entropy", "length")
-"""Objectives that no reward gives: a trajectory's sum of log pi_old - log pi_ref, of -log pi_old, and its tokens."""
+"""Objectives that are not rewards: a trajectory's sum of log pi_old - log pi_ref, of -log pi_old, and its length."""
 
 
 class Coefficient(Protocol):
-    """What the controllers of `algos.controllers` do."""
+    """The interface of `control.controllers`."""
 
     @property
     def coef(self) -> float: ...
@@ -39,9 +38,9 @@ class Coefficient(Protocol):
 
 @dataclass(slots=True)
 class Governor:
-    """`kl` and `entropy` are the coefficients that a run begins with, fixed or controlled; the multipliers of
-    constraints are added to them. `unit`: KL per token (`..kl_mean`) or per trajectory (`..kl_sequence`). `in_loss`:
-    whether the KL coefficient is the learner's, or credit's."""
+    """`kl` and `entropy` are the initial coefficients, fixed or controlled; constraint multipliers are added to them.
+    `unit`: KL per token (`..kl_mean`) or per trajectory (`..kl_sequence`). `in_loss`: whether the KL coefficient is
+    used by the learner or by credit."""
 
     kl: Coefficient
     entropy: Coefficient
@@ -59,15 +58,15 @@ class Governor:
         return self.entropy.coef + (self.constraints["entropy"].coef if "entropy" in self.constraints else 0.0)
 
     def rule(self, learner: PolicyLearner) -> None:
-        """Hand the learner the coefficients of its next update."""
+        """Set the learner's coefficients for its next update."""
         kl = self.kl_coef if self.in_loss else 0.0
         learner.objective = replace(learner.objective, kl_loss_coef=kl, entropy_coef=self.entropy_coef)
 
     def weigh(self, batch: Batch, scores: Scores) -> tuple[Tensor | None, Record]:
-        """(the reward of each trajectory [R] as the objectives weigh it now, None where there are none; the report).
+        """(the weighted reward of each trajectory [R], None without objectives; metrics).
 
-        Every estimator without `norm_std` is linear in the reward, so weights on the objectives are weights on the
-        advantages that each would have alone.
+        Every estimator without `norm_std` is linear in the reward, so weighting objectives is equivalent to weighting
+        their separate advantages.
         """
         record = self._distance(batch, scores)
         if self.objectives is None:
@@ -82,10 +81,11 @@ class Governor:
 
     @staticmethod
     def _distance(batch: Batch, scores: Scores) -> Record:
-        """KL of the policy that sampled to the reference on all answers; nothing where either is unknown.
+        """KL of the sampling policy to the reference on all answers; empty if either is unknown.
 
-        By k1: k3 has the same mean but, where the policy has turned from what its reference prefers, the tail of
-        pi_ref / pi_old. Then a few answers make up its mean, most steps read too low, and a controller lets KL go.
+        Estimated with k1: k3 has the same mean, but the heavy tail of pi_ref / pi_old once the policy avoids what the
+        reference prefers. Its mean is then dominated by a few answers, most steps measure too little, and KL would
+        grow.
         """
         if scores.old_logp is None or scores.ref_logp is None:
             return {}
@@ -97,23 +97,23 @@ class Governor:
         }
 
     def _column(self, name: str, batch: Batch, scores: Scores) -> Tensor:
-        """What each trajectory [R] reaches in one objective."""
+        """The value of one objective for each trajectory [R]."""
         if name in batch.reward_names:
             found = batch.rewards[:, batch.reward_names.index(name)]
             if bool(found[~batch.baseline].isnan().any()):
                 raise NovaError(
-                    "some rollouts of the step have no number of that name",
+                    "some rollouts of the step have no value for it",
                     where=f"multi_objective.objectives.{name}",
-                    fix="let the reward give every part for every rollout",
+                    fix="return every part of the reward for every rollout",
                 )
             return found
         if name == "reward":
             return batch.reward
         if name not in DERIVED:
             raise NovaError(
-                f"no reward gave a number of that name, only of {', '.join(batch.reward_names) or 'none'}",
+                f"no reward returned it; the rewards are {', '.join(batch.reward_names) or 'none'}",
                 where=f"multi_objective.objectives.{name}",
-                fix="name the parts of a reward that gives several",
+                fix="name the parts of a reward that returns several",
             )
         if name == "length":
             per_token = torch.ones_like(batch.behavior_logp)
@@ -126,8 +126,8 @@ class Governor:
         return per_trajectory(batch, per_token.to(batch.reward.dtype))
 
     def observe(self, record: Record) -> Record:
-        """Adapt to the Record of a step's last update; returns what there is to report of it."""
-        if "entropy" not in record:  # the actor was frozen, and nothing was measured of it
+        """Adapt to the Record of a step's last update. Returns metrics."""
+        if "entropy" not in record:  # the actor was frozen and not measured
             return {}
         n, measured = int(record["episodes"]), {"entropy": record["entropy"]}
         if "kl_sequence" in record:  # there is a reference

@@ -1,13 +1,13 @@
-"""The hypervolume: how much of the space above a reference point a set of points dominates, exactly.
+"""The exact hypervolume dominated by a set of points above a reference point.
 
-    HV(A) = volume of the union over a in A of the boxes [reference, a]        every objective to be maximised
+    HV(A) = volume of the union over a in A of the boxes [reference, a]        all objectives maximised
 
-It is the one measure of a front that never rises when the front gets worse, and it needs no weights. Its unit is the
-product of the objectives' units, so compare only hypervolumes of the same objectives over the same reference. In two
-dimensions by a sweep, in three by slices, above by WFG (While, Bradstreet and Barone 2012,
-https://doi.org/10.1109/TEVC.2010.2077298): exact, but exponential in the number of objectives.
+It never rises when a front gets worse, and it needs no weights. Its unit is the product of the objectives' units, so
+compare only hypervolumes of the same objectives over the same reference. Computed by a sweep in two dimensions, by
+slices in three, and otherwise with WFG (While, Bradstreet and Barone 2012, https://doi.org/10.1109/TEVC.2010.2077298):
+exact, but exponential in the number of objectives.
 
-Points are rows of numbers, float64 within: lists, arrays or tensors. Turn objectives to be minimised round first
+Points are rows of numbers (lists, arrays or tensors), converted to float64. Negate minimised objectives first
 (`pareto.maximised`). This module imports no torch.
 """
 
@@ -24,36 +24,36 @@ Vector = tuple[float, ...]
 
 
 def vector(values: Any, *, size: int | None = None, name: str = "point") -> Vector:
-    """A point as a tuple of floats. NovaError where it is empty, holds a NaN or an infinity, or is not `size` long."""
+    """A point as a tuple of floats. Raises NovaError if it is empty, not finite, or not of length `size`."""
     row = tuple(float(value) for value in (values.tolist() if hasattr(values, "tolist") else values))
     if not row or not all(map(math.isfinite, row)):
-        raise NovaError(f"a {name} of several objectives needs finite numbers, got {list(row)}")
+        raise NovaError(f"a {name} must have finite numbers, got {list(row)}")
     if size is not None and len(row) != size:
-        raise NovaError(f"a {name} has {len(row)} objectives where {size} are expected")
+        raise NovaError(f"a {name} has {len(row)} objectives instead of {size}")
     return row
 
 
 def hypervolume(points: Iterable[Any], reference: Any) -> float:
     """The volume that `points` [n, K] dominate above `reference` [K], all objectives maximised; 0.0 for no points.
 
-    A point that is not above the reference in every objective contributes nothing; dominated points and duplicates
-    change nothing. NovaError for numbers that are not finite and for rows of different lengths.
+    Points that are not above the reference in every objective, dominated points and duplicates do not contribute.
+    Raises NovaError for numbers that are not finite and for rows of different lengths.
     """
     return _volume(_front(_above(points, reference)))
 
 
 def contributions(points: Iterable[Any], reference: Any) -> list[float]:
-    """HV(A) - HV(A without point i), for each point in order: what only it dominates.
+    """HV(A) - HV(A without point i), for each point, in order: the volume that only it dominates.
 
-    Computed as the point's own box less what the others dominate of it, so it is exactly 0.0 for a dominated or
-    duplicated point, and the difference of two large volumes is never taken.
+    Computed as the point's box minus the part dominated by others, so it is exactly 0.0 for a dominated or duplicated
+    point and avoids cancellation.
     """
     boxes = _above(points, reference)
     return [_exclusive(box, boxes[:i] + boxes[i + 1 :]) for i, box in enumerate(boxes)]
 
 
 def _above(points: Iterable[Any], reference: Any) -> list[Vector]:
-    """The points with the reference as their origin; 0 everywhere where a point is not above it."""
+    """The points relative to the reference; all 0 for points that are not above it."""
     origin = vector(reference, name="reference point")
     boxes = []
     for point in points:
@@ -63,9 +63,9 @@ def _above(points: Iterable[Any], reference: Any) -> list[Vector]:
 
 
 def _front(boxes: Iterable[Vector]) -> list[Vector]:
-    """The boxes that no other contains, each once, by the last objective from small to large."""
+    """The boxes not contained in another, without duplicates, in ascending order of the last objective."""
     kept: list[Vector] = []
-    for box in sorted(set(boxes), reverse=True):  # whatever contains a box stands before it
+    for box in sorted(set(boxes), reverse=True):  # a box that contains another comes before it
         if min(box) > 0 and not any(all(k >= b for k, b in zip(other, box, strict=True)) for other in kept):
             kept.append(box)
     return sorted(kept, key=lambda box: box[-1])
@@ -88,8 +88,8 @@ def _volume(front: Sequence[Vector]) -> float:
             return _sweep(front)
         case 3:
             return _slices(front)
-    # WFG: of each box what the later ones do not contain. They reach further in the last objective, so what they share
-    # with it reaches exactly as far, and the problem has one dimension less.
+    # WFG: for each box, the part not contained in later ones. These are larger in the last objective, so the
+    # intersections have equal extent there, which reduces the dimension by one.
     flat = [box[:-1] for box in front]
     return math.fsum(box[-1] * _exclusive(flat[i], flat[i + 1 :]) for i, box in enumerate(front))
 
@@ -101,7 +101,7 @@ def _sweep(front: Sequence[Vector]) -> float:
 
 
 def _slices(front: Sequence[Vector]) -> float:
-    """Volume: from the top down, the area of all that reaches a height, times the height to the next."""
+    """Volume: from the top down, the area of the cross-section times the height to the next point."""
     volume, area = [], 0.0
     stair: list[tuple[float, float]] = [(0.0, math.inf), (math.inf, 0.0)]  # x rises, y falls
     heights = [0.0, *(box[2] for box in front)]
@@ -112,8 +112,8 @@ def _slices(front: Sequence[Vector]) -> float:
 
 
 def _step(stair: list[tuple[float, float]], x: float, y: float) -> float:
-    """Put the corner (x, y) into the staircase and take out what it covers; returns the area gained."""
-    right = bisect_left(stair, (x, -math.inf))  # the first corner that reaches as far as x
+    """Insert the corner (x, y) into the staircase and remove covered ones. Returns the added area."""
+    right = bisect_left(stair, (x, -math.inf))  # the first corner at or beyond x
     corner, edge, gained = right, x, []
     while stair[corner][1] < y:
         start = stair[corner - 1][0]

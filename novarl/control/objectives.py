@@ -1,21 +1,21 @@
-"""Several objectives at once, as weights on the advantages that each would have alone.
+"""Multi-objective optimization with weights on the advantages of the single objectives.
 
-Every objective is turned so that more is better (f_i = value, or -value where it is to be minimised) and divided by its
-running deviation s_i. A scalarisation S of the expected objectives J_i then has the policy gradient
+Every objective is maximised (f_i = value, or -value if it is to be minimised) and divided by its running standard
+deviation s_i. A scalarisation S of the expected objectives J_i then has the policy gradient
 
     grad S(J) = sum_i g_i grad J_i,  g_i = dS/dJ_i >= 0,        so  A = sum_i g_i A_i
 
-Regret u_i = w_i (z_i - J_i), w_i the weight and z_i the ideal:
+With regret u_i = w_i (z_i - J_i), weight w_i and ideal z_i:
 
     method                    S                                     g_i
     "weighted_sum"            sum_i w_i J_i                         w_i
-    "tchebycheff"             -max_i u_i                            w_i where u_i is the largest, 0 elsewhere
-    "augmented_tchebycheff"   -max_i u_i - rho sum_i u_i            that, + rho w_i
+    "tchebycheff"             -max_i u_i                            w_i for the largest u_i, else 0
+    "augmented_tchebycheff"   -max_i u_i - rho sum_i u_i            the same + rho w_i
     "smooth_tchebycheff"      -mu log sum_i exp(u_i / mu)           w_i softmax_i(u / mu)
 
-A weighted sum can only reach the convex part of a front; the others reach all of it (Miettinen 1999; smooth: Lin et al.
-2024, https://arxiv.org/abs/2402.19078). Regret has no absolute value: what lies above its ideal still counts as better,
-so that improving any one objective never lowers S, whatever the estimates. An objective of weight 0 is only observed.
+A weighted sum reaches only the convex part of a front; the others reach all of it (Miettinen 1999; smooth: Lin et al.
+2024, https://arxiv.org/abs/2402.19078). Regret is signed: values above the ideal still count as better, so improving an
+objective never lowers S. An objective with weight 0 is only observed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from novarl.core.errors import NovaError
 
 Method = Literal["weighted_sum", "tchebycheff", "augmented_tchebycheff", "smooth_tchebycheff"]
 CONSTANT = 1e-9
-"""A deviation below this share of the mean is rounding: the objective does not vary."""
+"""A deviation below this fraction of the mean is considered rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One thing to be good at. `ideal` is the best value it can have, as measured, where that is known (1.0 of an
-    accuracy, 0.0 of a KL): without it, the best that the run has seen so far."""
+    """An objective. `ideal` is the best possible value, if known (1.0 for an accuracy, 0.0 for a KL); otherwise the
+    best value so far is used."""
 
     name: str
     direction: Direction
@@ -49,51 +49,51 @@ class Objective:
     def __post_init__(self) -> None:
         where = f"objective {self.name!r}"
         if self.direction not in get_args(Direction):
-            raise NovaError(f"has no direction, got {self.direction!r}", where=where, fix="set direction to max or min")
+            raise NovaError(f"invalid direction {self.direction!r}", where=where, fix="set direction to max or min")
         if not 0 <= self.weight < math.inf:
             other = "min" if self.direction == "max" else "max"
-            fix = f"say direction {other} and weight {-self.weight} if less weight meant the other end"
+            fix = f"to reverse the direction, set direction {other} and weight {-self.weight}"
             raise NovaError(
-                f"weight {self.weight} contradicts direction {self.direction}: a weight says how much, not which way",
+                f"weight {self.weight} must be a finite number of at least 0; the direction is {self.direction}",
                 where=where,
                 fix=fix if self.weight < 0 else "set a finite weight",
             )
         if self.ideal is not None and not math.isfinite(self.ideal):
-            raise NovaError(f"the ideal must be a finite number, got {self.ideal}", where=where)
+            raise NovaError(f"ideal must be a finite number, got {self.ideal}", where=where)
 
 
 def maximised(values: Tensor, directions: Sequence[str]) -> Tensor:
-    """values [..., K] with the objectives to be minimised turned round, so that more is better everywhere."""
+    """values [..., K] with minimised objectives negated, so that higher is always better."""
     return values * values.new_tensor([sign(direction) for direction in directions])
 
 
 def ideal_point(ideal: Tensor, estimates: Tensor) -> Tensor:
-    """The best of each objective [K] so far, and now: z = max(z, J), all maximised."""
+    """Update the best value of each objective [K]: z = max(z, J), all maximised."""
     return torch.maximum(ideal, estimates)
 
 
 def weighted_sum(estimates: Tensor, ideal: Tensor, weights: Tensor) -> Tensor:
-    """g_i = w_i [K], whatever the estimates."""
+    """g_i = w_i [K], independent of the estimates."""
     return weights.to(estimates.dtype).clone()
 
 
 def tchebycheff(estimates: Tensor, ideal: Tensor, weights: Tensor) -> Tensor:
-    """g [K]: w_i of the objective with the largest regret, 0 elsewhere; equals share (a subgradient)."""
+    """g [K]: w_i for the objective with the largest regret, 0 elsewhere; ties share (a subgradient)."""
     regret = _regret(estimates, ideal, weights)
     worst = (regret == regret.max()).to(estimates.dtype)
     return weights.to(estimates.dtype) * worst / worst.sum()
 
 
 def augmented_tchebycheff(estimates: Tensor, ideal: Tensor, weights: Tensor, *, rho: float) -> Tensor:
-    """g [K]: `tchebycheff` + rho w_i, so that what is not the worst still counts a little (rho about 0.05)."""
+    """g [K]: `tchebycheff` + rho w_i, so that other objectives have a small weight (rho about 0.05)."""
     return tchebycheff(estimates, ideal, weights) + rho * weights.to(estimates.dtype)
 
 
 def smooth_tchebycheff(estimates: Tensor, ideal: Tensor, weights: Tensor, *, mu: float) -> Tensor:
     """g_i = w_i softmax_i(w_i (z_i - J_i) / mu) [K] (https://arxiv.org/abs/2402.19078).
 
-    estimates, ideal, weights [K], maximised; mu > 0 in the unit of the estimates: towards 0 it is `tchebycheff`, and
-    where it is large all objectives share in proportion to their weights.
+    estimates, ideal, weights [K], maximised; mu > 0 in the unit of the estimates: for mu towards 0 it is `tchebycheff`,
+    and for large mu all objectives contribute in proportion to their weights.
     """
     share = (_regret(estimates, ideal, weights) / mu).softmax(-1)
     return weights.to(estimates.dtype) * share
@@ -102,7 +102,7 @@ def smooth_tchebycheff(estimates: Tensor, ideal: Tensor, weights: Tensor, *, mu:
 def score(
     estimates: Tensor, ideal: Tensor, weights: Tensor, *, method: str, mu: float = 0.1, rho: float = 0.05
 ) -> Tensor:
-    """S(J), 0-d, higher is better: the scalar whose gradient the weights of `method` are. ValueError for another."""
+    """S(J), 0-d, higher is better: the scalar whose gradient is given by `method`. ValueError if unknown."""
     if method == "weighted_sum":
         return (weights.to(estimates.dtype) * estimates).sum()
     regret = _regret(estimates, ideal, weights)
@@ -117,29 +117,29 @@ def score(
 
 
 def combine(advantages: Tensor, weights: Tensor) -> Tensor:
-    """A = sum_i g_i A_i: advantages [K, R] or [K, N], each of one objective alone, weights [K] -> [R] or [N]."""
+    """A = sum_i g_i A_i: advantages [K, R] or [K, N] of the single objectives, weights [K] -> [R] or [N]."""
     return torch.einsum("k...,k->...", advantages, weights.to(advantages.dtype))
 
 
 def _regret(estimates: Tensor, ideal: Tensor, weights: Tensor) -> Tensor:
-    """w_i (z_i - J_i) [K]; -inf where the weight is 0, so that what is only observed is never the worst."""
+    """w_i (z_i - J_i) [K]; -inf for weight 0, so that observed objectives are never the worst."""
     return torch.where(weights > 0, weights.to(estimates.dtype) * (ideal - estimates), -math.inf)
 
 
 class Objectives:
-    """The objectives of a run, what is known of each, and the weights that follow.
+    """The objectives of a run, their statistics, and the resulting weights.
 
-    `observe` takes the means and deviations of a step's trajectories and returns the weights for the *raw* values:
-    direction and scale are in them, so that `values @ weights` is the reward of a trajectory, and an advantage that is
-    linear in the reward is the sum of theirs.
+    `observe` takes the means and deviations of a step's trajectories and returns weights for the *raw* values,
+    including direction and scale: `values @ weights` is the reward of a trajectory, and an advantage that is linear in
+    the reward is the weighted sum of the single advantages.
 
-    * J_i, the estimate: a moving average of the means, J <- beta J + (1 - beta) mean, beginning at the first.
-    * z_i, the ideal: the best that J_i has been, or the objective's own `ideal` where that is better still.
-    * s_i, the deviation: the root of the mean variance over all steps so far, not of the latest ones: an objective that
-      is nearly always won varies less and less, and dividing by that alone would let a single loss outweigh the rest.
-      Units therefore do not matter, and `mu` is in deviations. What has never varied has no weight yet.
+    * J_i, the estimate: a moving average of the means, J <- beta J + (1 - beta) mean, starting with the first.
+    * z_i, the ideal: the best J_i so far, or the objective's `ideal` if that is better.
+    * s_i, the deviation: the square root of the mean variance over all steps, not only the latest: an objective that is
+      nearly always reached varies less and less, and dividing by its recent deviation would let a single failure
+      dominate. Units therefore do not matter, and `mu` is in deviations. Constant objectives have no weight.
 
-    A fixed sum in the rewards' own units needs none of this: it is what the weights of rewards are for.
+    For a fixed weighted sum in the rewards' own units, use reward weights instead.
     """
 
     def __init__(
@@ -154,15 +154,13 @@ class Objectives:
         names = [objective.name for objective in objectives]
         for name in names:
             if names.count(name) > 1:
-                raise NovaError(
-                    "is declared twice", where=f"objective {name!r}", fix="name it once, with one direction"
-                )
+                raise NovaError("is declared twice", where=f"objective {name!r}", fix="declare it once")
         if not any(objective.weight > 0 for objective in objectives):
-            raise NovaError("no objective has a weight above 0, so there is nothing to optimise")
+            raise NovaError("at least one objective needs a weight above 0")
         if method not in get_args(Method):
             raise NovaError(f"unknown method {method!r}", fix=f"use one of {', '.join(get_args(Method))}")
         if not (mu > 0 and rho >= 0 and 0 <= beta < 1):
-            raise NovaError(f"mu > 0, rho >= 0 and 0 <= beta < 1 are needed, got mu={mu} rho={rho} beta={beta}")
+            raise NovaError(f"mu > 0, rho >= 0 and 0 <= beta < 1 are required, got mu={mu} rho={rho} beta={beta}")
         self.objectives, self.method = tuple(objectives), method
         self.mu, self.rho, self.beta = mu, rho, beta
         self._steps = 0
@@ -172,17 +170,17 @@ class Objectives:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the order of everything else here."""
+        """The names, in the order of all other values."""
         return tuple(objective.name for objective in self.objectives)
 
     def observe(self, means: Sequence[float], deviations: Sequence[float]) -> list[float]:
-        """Take in a step's mean and deviation of each objective, as measured; returns the weights [K] of raw values.
+        """Add a step's mean and deviation of each objective, as measured. Returns the weights [K] for raw values.
 
-        A weight is d S / d mean_i: negative where the objective is to be minimised.
+        A weight is d S / d mean_i: negative for minimised objectives.
         """
         for name, mean, deviation in zip(self.names, means, deviations, strict=True):
             if not (math.isfinite(mean) and 0 <= deviation < math.inf):
-                raise NovaError(f"measured mean {mean} and deviation {deviation}", where=f"objective {name!r}")
+                raise NovaError(f"invalid mean {mean} and deviation {deviation}", where=f"objective {name!r}")
         self._steps += 1
         before, spread = self._mean or means, self._variance or [0.0] * len(means)
         self._mean = [self.beta * old + (1 - self.beta) * new for old, new in zip(before, means, strict=True)]
@@ -193,7 +191,7 @@ class Objectives:
         return self.weights()
 
     def weights(self) -> list[float]:
-        """The weights [K] of raw values, as of the last `observe`; all 0 before it."""
+        """The weights [K] for raw values after the last `observe`; 0 before it."""
         scale = self._per_deviation()
         if not (scale > 0).any():
             return [0.0] * len(self.objectives)
@@ -210,14 +208,14 @@ class Objectives:
         return maximised(g * scale, self._directions).tolist()
 
     def score(self) -> float:
-        """S(J) of the estimates in units of their deviations, higher is better; 0.0 before anything has varied."""
+        """S(J) of the estimates in units of their deviations, higher is better; 0.0 before any objective has varied."""
         scale = self._per_deviation()
         if not (scale > 0).any():
             return 0.0
         return float(score(*self._state(scale), method=self.method, mu=self.mu, rho=self.rho))
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been observed, as plain numbers."""
+        """The observed statistics as plain numbers."""
         return {
             "names": list(self.names),
             "steps": self._steps,
@@ -227,11 +225,11 @@ class Objectives:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. NovaError where it is of other objectives."""
+        """Restore a state. Raises NovaError if its objectives differ."""
         if tuple(state["names"]) != self.names:
             raise NovaError(
-                f"the checkpoint's objectives are {', '.join(state['names'])}, the run's {', '.join(self.names)}",
-                fix="resume with the objectives that the run began with",
+                f"the checkpoint has objectives {', '.join(state['names'])}, the run {', '.join(self.names)}",
+                fix="resume with the original objectives",
             )
         self._steps = int(state["steps"])
         self._mean, self._variance, self._best = (list(state[name]) for name in ("mean", "variance", "best"))
@@ -244,7 +242,7 @@ class Objectives:
         return maximised(torch.tensor(values, dtype=torch.float64), self._directions)
 
     def _per_deviation(self) -> Tensor:
-        """1/s_i [K]; 0 of what has never varied, and of everything before the first `observe`."""
+        """1/s_i [K]; 0 for objectives that have not varied, and before the first `observe`."""
         variance = torch.tensor(self._variance or [0.0] * len(self.objectives), dtype=torch.float64)
         return torch.where(variance > 0, variance.clamp(min=1e-300).rsqrt(), 0.0)
 

@@ -1,14 +1,14 @@
-"""Whether a controller and the run it controls make a loop that settles: a simulation of both, on plain numbers.
+"""Check the stability of a controller in closed loop, by simulating it with a simple model of the run.
 
-The plant, that is how KL answers to the coefficient beta. The policy that maximises E[R] - beta KL(pi || ref) is
-ref * exp(R / beta) / Z, and while it is near the reference
+The plant models the response of KL to the coefficient beta. The policy that maximises E[R] - beta KL(pi || ref) is ref
+* exp(R / beta) / Z, and near the reference
 
     KL = Var_ref(R) / (2 beta^2)
 
-so that log KL falls by 2 for every 1 that log beta rises. That is the steepest that it gets for a reward of moderate
-variance (further out the reward is exhausted and KL no longer answers), and steep is what makes a loop swing. The
-policy does not jump there: an update covers a part of the way, one in `lag`. What is measured is the mean of a finite
-batch: the KL times exp(noise * standard normal). Everything is relative to the target, so its size does not matter.
+so that log KL falls by 2 per unit of log beta. This is the steepest response for a reward of moderate variance (further
+away the reward is saturated and KL no longer responds), and a steep response destabilises the loop. The policy moves
+gradually: an update covers 1 / `lag` of the distance. The measurement is the mean of a finite batch: the KL times
+exp(noise * standard normal). Everything is relative to the target, so its size does not matter.
 
     KL += (target * (beta* / beta)^slope - KL) / lag          measured = KL * exp(noise * z)
 """
@@ -25,14 +25,14 @@ from novarl.core.errors import NovaError
 
 STEPS = 400
 SETTLED = 4.0
-"""A loop that in its second half is ever further than this factor from its target does not settle."""
+"""A loop that deviates from its target by more than this factor in its second half is unstable."""
 OFFSETS = (-0.3, 0.3)
-"""How far, in log coefficient, the simulated loops start from balance: just outside the band of 1.5."""
+"""The initial distance of simulated loops from equilibrium in log coefficient: just outside the band of 1.5."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """How the measured quantity answers to the coefficient: `slope` in logarithms, `lag` in steps, `noise` relative."""
+    """The response of the measured quantity to the coefficient: log `slope`, `lag` in steps, relative `noise`."""
 
     slope: float = 2.0
     lag: float = 5.0
@@ -48,9 +48,9 @@ def simulate(
     episodes: int = 256,
     seed: int = 0,
 ) -> list[float]:
-    """The quantity over its target after each of `steps` steps, `balance` being the coefficient that holds it there.
+    """The quantity relative to its target after each of `steps` steps; `balance` is the equilibrium coefficient.
 
-    Before the first step the quantity is where the starting coefficient would keep it. The controller is updated.
+    Initially the quantity is at the equilibrium of the starting coefficient. The controller is updated.
     """
     plant, draw = plant or Plant(), random.Random(seed)
 
@@ -66,11 +66,11 @@ def simulate(
 
 
 def check_stability(controller: Controller, *, episodes: int = 256, plant: Plant | None = None) -> None:
-    """Refuse (NovaError, naming the gain) a controller whose simulated loop does not settle; changes nothing.
+    """Raise NovaError, naming the gain, if the simulated loop of a controller is unstable. It is not changed.
 
-    Loops that start a little above and a little below their balance are followed for STEPS steps of `episodes`
-    episodes. They begin in the middle of the controller's bounds, so that the verdict is on the gains and not on where
-    the run starts. Controllers without a target have no loop. A controller that is merely slow passes.
+    Loops that start slightly above and below equilibrium are simulated for STEPS steps of `episodes` episodes, from the
+    middle of the controller's bounds, so that the result depends on the gains and not on the initial coefficient.
+    Controllers without a target have no loop. A slow controller passes.
     """
     if not isinstance(controller, Adaptive):
         return
@@ -82,14 +82,14 @@ def check_stability(controller: Controller, *, episodes: int = 256, plant: Plant
     blamed = alone or list(defaults)
     gains = ", ".join(f"{name}={getattr(controller, name):g}" for name in blamed)
     raise NovaError(
-        f"with {gains} the simulated loop swings further than a factor of {SETTLED:g} from its target",
+        f"with {gains} the simulated loop deviates from its target by more than a factor of {SETTLED:g}",
         where=f"{controller.section}.{blamed[0]}",
         fix=f"try {blamed[0]}={defaults[blamed[0]]:g}",
     )
 
 
 def _mended(controller: Adaptive, gain: str, default: float, episodes: int, plant: Plant) -> bool:
-    """Whether the default of one gain alone, where it goes with the others, would let the loop settle."""
+    """Whether replacing one gain by its default, if compatible with the others, stabilises the loop."""
     try:
         other = replace(controller, **{gain: default})
     except NovaError:

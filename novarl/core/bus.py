@@ -1,7 +1,7 @@
-"""One stream of reports from a run to whatever listens.
+"""The event bus of a run: a single stream of reports to all sinks.
 
-Stages publish, sinks and observers listen, and neither knows the other. The bus also keeps the clock: a `span` adds its
-seconds to the next record as `time/<name>_s`.
+Stages publish and sinks subscribe, without knowing each other. The bus also measures time: a `span` adds its seconds to
+the next record as `time/<name>_s`.
 """
 
 from __future__ import annotations

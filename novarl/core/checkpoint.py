@@ -1,12 +1,12 @@
-"""Checkpoints that are whole or absent.
+"""Atomic checkpoints.
 
-A checkpoint is a folder: `model/` (Hugging Face safetensors, loadable as it is), `tensors.safetensors` (optimiser
-moments and everything else that is a tensor), `state.json` (everything that is not), `MANIFEST` (the sha256 of each
-file, written last). It is written beside its place, synced and renamed; a kill at any instant leaves either the new
-checkpoint or the old one. No pickle is ever written or read.
+A checkpoint is a directory: `model/` (Hugging Face safetensors), `tensors.safetensors` (optimizer moments and all other
+tensors), `state.json` (everything else), `MANIFEST` (the sha256 of each file, written last). It is written to a
+temporary directory, synced and renamed, so a kill at any time leaves either the new checkpoint or the old one. No
+pickle is ever written or read.
 
-The links `latest` and `best` are for people and tools. A run never reads them: it derives them from the checkpoints,
-and sets them right whenever it goes on (`Checkpoints.mend`).
+The links `latest` and `best` are for users and tools. A run never reads them: it derives them from the checkpoints, and
+repairs them when it resumes (`Checkpoints.mend`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from novarl.core.documents import read_object
 from novarl.core.errors import NovaError
 
 FORMAT = 1
-"""Raised when a change makes older checkpoints unreadable."""
+"""Incremented when a change makes older checkpoints unreadable."""
 
 
 def disk_error(error: BaseException) -> OSError | None:
-    """The refusal of the disk that `error` is, or stands for: safetensors only says it in its message."""
+    """The disk error that `error` is or wraps: safetensors reports it only in its message."""
     if isinstance(error, OSError):
         return error
     said = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
@@ -39,13 +39,13 @@ def disk_error(error: BaseException) -> OSError | None:
 
 
 class Disk:
-    """The few operations a save consists of: where tests stop the process, or fill the disk, at each of them."""
+    """The file operations of a save. Tests interrupt the process or fill the disk at each of them."""
 
     def write(self, path: Path, data: bytes) -> None:
         path.write_bytes(data)
 
     def produce(self, path: Path, writer: Callable[[Path], None]) -> None:
-        """Let `writer` create the file or folder `path`. A disk that refuses is an OSError, whoever writes."""
+        """Let `writer` create the file or directory `path`. Disk errors are raised as OSError."""
         try:
             writer(path)
         except Exception as error:
@@ -74,20 +74,20 @@ class Disk:
 DISK = Disk()
 
 POINTERS = ("latest", "best")
-"""The links beside the checkpoints; folders, where a copy of the run was made that followed links."""
+"""The links next to the checkpoints; directories, if the run was copied by following links."""
 
 NAME = re.compile(r"[a-z]+-\d{6,}(-update-\d+)?")
-"""The names of checkpoints: phase, step, and how many updates of the next step it has behind it."""
+"""Checkpoint names: phase, step, and the number of completed updates of the next step."""
 
 UNFINISHED = re.compile(r"\..+\.(saving|replaced|dropped|writing)")
-"""The names of what an interrupted save leaves beside the checkpoints. Other hidden files are not ours to remove."""
+"""Names of files left by an interrupted save. Other hidden files are never removed."""
 
 ASIDE = "abandoned-"
-"""How the names of checkpoints begin whose branch a run has left by resuming from an earlier one."""
+"""The name prefix of checkpoints abandoned by resuming from an earlier one."""
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a small text file as a whole: readers see the old text or the new one."""
+    """Replace a small text file atomically: readers see the old text or the new one."""
     beside = path.with_name(f".{path.name}.writing")
     DISK.write(beside, text.encode())
     DISK.sync(beside)
@@ -107,12 +107,12 @@ class Checkpoint:
         return self.path / "model"
 
     def outline(self) -> dict[str, Any]:
-        """The state without its tensors, which may be large: a mark stands where each one was."""
+        """The state with placeholders for its (possibly large) tensors."""
         state: dict[str, Any] = read_object(self.path / "state.json")["state"]
         return state
 
     def load(self) -> dict[str, Any]:
-        """The state as it was saved; tensors come back on the CPU."""
+        """The saved state; tensors are on the CPU."""
         from safetensors.torch import load_file
 
         plain = read_object(self.path / "state.json")
@@ -135,10 +135,10 @@ class Checkpoints:
         order: int,
         best: bool = False,
     ) -> Checkpoint:
-        """Write a checkpoint under `name` and make it the latest; then drop all but the last `keep` and the best.
+        """Write the checkpoint `name` and make it the latest; then delete all but the last `keep` and the best.
 
-        `best` marks it as better than all before it. Raises OSError when the disk refuses (full, read-only); whatever
-        was complete before stays so.
+        `best` marks it as better than all before it. Raises OSError for disk errors (full, read-only); complete
+        checkpoints stay intact.
         """
         target, beside = self.folder / name, self.folder / f".{name}.saving"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ class Checkpoints:
         except OSError:
             shutil.rmtree(beside, ignore_errors=True)
             raise
-        if target.exists():  # torn, or abandoned when the run was resumed from before it
+        if target.exists():  # incomplete, or abandoned by resuming from an earlier one
             DISK.rename(target, self.folder / f".{name}.replaced")
         DISK.rename(beside, target)
         DISK.sync(self.folder)
@@ -160,9 +160,8 @@ class Checkpoints:
         return Checkpoint(target, order)
 
     def mend(self) -> tuple[Checkpoint | None, list[str]]:
-        """Do what an interrupted save has left undone: make the links lead to the newest whole checkpoint and to the
-        best one, and remove what lies beside. Returns what `find` does. Changes nothing where all is well; no other
-        process may write here."""
+        """Repair the state after an interrupted save: point the links to the newest complete checkpoint and to the best
+        one, and remove temporary files. Returns the result of `find`. No other process may write here."""
         for pointer in POINTERS:
             self._as_link(pointer)
         newest, troubles = self.find()
@@ -170,7 +169,7 @@ class Checkpoints:
             return None, troubles
         self._aim("latest", newest.path.name)
         marked = (path for path, head in self._newest_first() if head.get("best") and damage(path) is None)
-        if (best := next(marked, None)) is not None:  # each of them is better than those before it
+        if (best := next(marked, None)) is not None:  # each is better than those before it
             self._aim("best", best.name)
         elif (self.folder / "best").is_symlink() and not (self.folder / "best").exists():
             DISK.remove(self.folder / "best")
@@ -178,8 +177,7 @@ class Checkpoints:
         return newest, troubles
 
     def _as_link(self, pointer: str) -> None:
-        """A folder where a link should be is a copy of a checkpoint: the only one, which gets its own name, or one too
-        many."""
+        """A directory in place of a link is a copy of a checkpoint: rename the only copy, remove others."""
         copy = self.folder / pointer
         if copy.is_symlink() or not copy.is_dir():
             return
@@ -200,7 +198,7 @@ class Checkpoints:
             self._point(pointer, name)
 
     def _sweep(self) -> None:
-        """Remove what interrupted saves left beside the checkpoints; what cannot be removed now is left to the next."""
+        """Remove files left by interrupted saves; what cannot be removed is retried next time."""
         for leftover in self.folder.glob(".*"):
             if UNFINISHED.fullmatch(leftover.name):
                 with suppress(OSError):
@@ -225,9 +223,9 @@ class Checkpoints:
         DISK.sync(folder)
 
     def prune(self) -> None:
-        """Drop what is neither among the last `keep` nor linked, and what is torn and older than all that is kept.
+        """Delete checkpoints neither among the last `keep` nor linked, and damaged ones older than all that are kept.
 
-        Each is renamed before it is removed, so that a kill leaves no half of a checkpoint under its name.
+        Each is renamed before it is removed, so that a kill leaves no partial checkpoint under its name.
         """
         found = self._newest_first()
         complete = [path.name for path, head in found if head]
@@ -242,7 +240,7 @@ class Checkpoints:
         return os.readlink(path).rstrip("/") if path.is_symlink() else None
 
     def _point(self, pointer: str, name: str) -> None:
-        """Make the link `pointer` lead to the checkpoint `name`: to the old one or to the new one, at any instant."""
+        """Atomically point the link `pointer` to the checkpoint `name`."""
         beside = self.folder / f".{pointer}.writing"
         if beside.is_symlink():
             DISK.remove(beside)
@@ -251,7 +249,7 @@ class Checkpoints:
         DISK.sync(self.folder)
 
     def _newest_first(self) -> list[tuple[Path, dict[str, Any]]]:
-        """Each checkpoint with what it says of itself; those that cannot say it last."""
+        """Each checkpoint with its header; those without a readable header come last."""
         found = [(path, _head(path)) for path in self._folders()]
         return sorted(found, key=lambda pair: (pair[1].get("order", -1), pair[0].name), reverse=True)
 
@@ -262,13 +260,13 @@ class Checkpoints:
         return [path for path in named if path.is_dir() and not path.is_symlink()]
 
     def abandon(self, after: int) -> list[str]:
-        """Set aside the whole checkpoints of a later order than `after`, from before which the run now goes on another
-        way: under names of their own, with which nothing resumes. Returns those names.
+        """Rename the complete checkpoints of a later order than `after`, because the run now continues from an earlier
+        one. Nothing resumes from the renamed ones. Returns the new names.
 
-        The latest go first, so that whoever interrupts this resumes from what the run's logs still hold.
+        The latest go first, so that after an interruption the run resumes from a state that its logs still contain.
         """
         later = (path for path, head in self._newest_first() if head.get("order", 0) > after)
-        whole = [path for path in later if damage(path) is None]  # what is torn its next save replaces
+        whole = [path for path in later if damage(path) is None]  # incomplete ones are replaced by the next save
         aside = []
         for path in whole:
             names = (f"{ASIDE}{number}-{path.name}" for number in itertools.count(1))
@@ -280,7 +278,7 @@ class Checkpoints:
         return aside
 
     def find(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest whole checkpoint, or None, and why each one was passed over that is newer, or may be."""
+        """The newest complete checkpoint (or None), and why newer ones were skipped."""
         found, troubles = None, list[str]()
         for path, head in self._newest_first():
             if found is not None and (head or _before_all(path.name, [found.path.name])):
@@ -294,12 +292,12 @@ class Checkpoints:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at `path`, or a NovaError that says what is wrong with it."""
-    fix = "give a folder such as runs/x/checkpoints/step-000010, or resume=auto with the run's run_dir"
+    """The checkpoint at `path`. Raises NovaError if it is missing or damaged."""
+    fix = "use a directory such as runs/x/checkpoints/step-000010, or resume=auto with the run's run_dir"
     if not path.is_dir():
-        raise NovaError("there is no checkpoint", where=f"resume={path}", fix=fix)
+        raise NovaError("no such checkpoint", where=f"resume={path}", fix=fix)
     if (path / "checkpoints").is_dir():
-        raise NovaError("this is a run, not one of its checkpoints", where=f"resume={path}", fix=fix)
+        raise NovaError("this is a run directory, not a checkpoint", where=f"resume={path}", fix=fix)
     trouble = damage(path)
     if trouble:
         raise NovaError(
@@ -310,32 +308,32 @@ def open_checkpoint(path: Path) -> Checkpoint:
     saved = read_object(path / "state.json")
     if saved.get("format") != FORMAT:
         raise NovaError(
-            f"the checkpoint was written in format {saved.get('format')}, this version reads format {FORMAT}",
+            f"the checkpoint has format {saved.get('format')}, but this version reads format {FORMAT}",
             where=str(path),
-            fix="continue it with the version named in the run's manifest.json",
+            fix="resume with the version given in the run's manifest.json",
         )
     return Checkpoint(path, int(saved["order"]))
 
 
 def damage(path: Path) -> str | None:
-    """Why a checkpoint folder is not whole, or None."""
+    """Why a checkpoint directory is incomplete or damaged, or None."""
     try:
         manifest = read_object(path / "MANIFEST")
     except NovaError as error:
         return f"its MANIFEST {error.what}"
     if not {"state.json", "tensors.safetensors"} <= manifest.keys():
-        return "its MANIFEST does not name its files"
+        return "its MANIFEST does not list its files"
     for name, digest in manifest.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
         if _sha256(file) != digest:
-            return f"{name} differs from its checksum"
-    return None if _head(path) else "state.json does not say its order"
+            return f"the checksum of {name} does not match"
+    return None if _head(path) else "state.json has no order"
 
 
 def _head(path: Path) -> dict[str, Any]:
-    """What a checkpoint's state.json says of it: `order`, `name`, `best`; nothing where it cannot be read."""
+    """The header in a checkpoint's state.json (`order`, `name`, `best`); empty if it cannot be read."""
     try:
         document = read_object(path / "state.json")
     except NovaError:
@@ -344,7 +342,7 @@ def _head(path: Path) -> dict[str, Any]:
 
 
 def _before_all(name: str, kept: Iterable[str]) -> bool:
-    """Whether a checkpoint that can no longer say its order is, by its name, older than those `kept` of its phase."""
+    """Whether an unreadable checkpoint is, by its name, older than those `kept` of its phase."""
     phase = name.partition("-")[0]
     alike = [other for other in kept if other.partition("-")[0] == phase]
     return bool(alike) and name < min(alike)
@@ -356,7 +354,7 @@ def _sha256(path: Path) -> str:
 
 
 def _split(state: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Nested state as JSON plus named tensors; a tensor leaves `{"__tensor__": name}` in its place."""
+    """Split nested state into JSON and named tensors; a tensor is replaced by `{"__tensor__": name}`."""
     import torch
 
     tensors: dict[str, torch.Tensor] = {}

@@ -1,7 +1,7 @@
-"""Python's garbage collector, which rests while a command starts.
+"""Pause Python's garbage collector during start-up.
 
-Imports make some hundred thousand objects that stay for good. Looking through them again and again takes half a second
-of a start that imports transformers, and later a tenth of a second of whichever step it falls into.
+Imports create some hundred thousand permanent objects. Scanning them repeatedly takes half a second of a start that
+imports transformers, and later a tenth of a second in some steps.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 OFTEN = 20_000
-"""New objects after which the collector looks for cycles among them. Python's 700 are made many times in a step; what
-is large, tensors, goes with its last reference."""
+"""Number of new objects that triggers a collection. Python's default of 700 is reached many times in a step, and large
+objects (tensors) are freed by reference counting."""
 
 
 @contextmanager
 def resting() -> Iterator[None]:
-    """No collection within, or until `started` is called there."""
+    """A context without collections, until `started` is called."""
     gc.disable()
     try:
         yield
@@ -26,7 +26,7 @@ def resting() -> Iterator[None]:
 
 
 def started() -> None:
-    """What exists by now stays, and is not looked at again; from here on collections go on. Nothing where none rest."""
+    """Exclude all existing objects from collection and enable collections again. Does nothing outside `resting`."""
     if not gc.isenabled():
         gc.freeze()
         gc.set_threshold(OFTEN)

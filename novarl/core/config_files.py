@@ -1,7 +1,7 @@
-"""Configuration files and values: YAML, TOML and JSON as plain mappings, with the line of every YAML key.
+"""Read configuration files (YAML, TOML, JSON) as plain mappings, with the line of every YAML key.
 
-YAML is read by the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), which has no surprises:
-1e-5 is a number, `no` and 2024-01-01 are text, 010 is ten. A key given twice is refused in all three formats.
+YAML uses the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema): 1e-5 is a number, `no` and
+2024-01-01 are strings, 010 is ten. Duplicate keys are rejected in all three formats.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import yaml
 from novarl.core.errors import NovaError
 
 Lines = dict[str, int]
-"""The line of each dotted key, where the format can tell."""
+"""The line of each dotted key, if known."""
 
 _MOST = 10_000
-"""Aliases of aliases could otherwise unfold without end."""
+"""A limit on values, because nested aliases could expand without bound."""
 
 _DEEPEST = 100
-"""Levels of a configuration file."""
+"""Maximum nesting of a configuration file."""
 
 _TAG = "tag:yaml.org,2002:"
 _RULES: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
@@ -47,37 +47,37 @@ class CoreLoader(yaml.SafeLoader):
 
 
 class CoreDumper(yaml.SafeDumper):
-    """Writes what `CoreLoader` reads back as it was."""
+    """Writes YAML that `CoreLoader` reads back exactly."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # PyYAML writes some line separators plainly, and then reads them as blanks: only double quotes keep them.
+    # PyYAML writes some line separators unquoted and reads them back as blanks; double quotes preserve them.
     return dumper.represent_scalar(f"{_TAG}str", text, style=None if text.isprintable() else '"')
 
 
 CoreDumper.add_representer(str, _represent_text)
 for _user in (CoreLoader, CoreDumper):
-    _user.yaml_implicit_resolvers = {}  # those of YAML 1.1 are inherited
+    _user.yaml_implicit_resolvers = {}  # remove the inherited YAML 1.1 resolvers
     for _name, (_pattern, _) in _RULES.items():
         _user.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern.pattern})\Z"), None)
 
 
 def read(path: Path) -> tuple[dict[str, Any], Lines]:
-    """The mapping in a configuration file and the line of its keys. NovaError where there is none."""
+    """The mapping in a configuration file and the lines of its keys. Raises NovaError if there is none."""
     parse = {".yaml": _yaml, ".yml": _yaml, ".toml": _toml, ".json": _json}.get(path.suffix.lower())
     if parse is None:
         fix = "name it .yaml, .toml or .json" if path.suffix else f"to set a key, write {path}=value"
-        raise NovaError("a configuration is a YAML, TOML or JSON file", where=str(path), fix=fix)
+        raise NovaError("a configuration must be a YAML, TOML or JSON file", where=str(path), fix=fix)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise NovaError("there is no such configuration file", where=str(path), fix="check the path") from None
+        raise NovaError("no such configuration file", where=str(path), fix="check the path") from None
     except UnicodeDecodeError as error:
         raise NovaError(f"not UTF-8 text (byte {error.start})", where=str(path), fix="save it as UTF-8") from None
     except (OSError, ValueError) as error:
         raise NovaError(f"cannot be read: {error}", where=str(path), fix="check the path") from None
     if not text.strip():
-        raise NovaError("the file is empty", where=str(path), fix="write at least a task or data")
+        raise NovaError("the file is empty", where=str(path), fix="set at least task or data")
     try:
         value, lines = parse(text, path)
         _check_depth(value)
@@ -86,14 +86,14 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
             "the file is nested too deeply", where=str(path), fix="a configuration has two levels"
         ) from None
     if value is None:
-        raise NovaError("the file holds nothing but comments", where=str(path), fix="write at least a task or data")
+        raise NovaError("the file contains only comments", where=str(path), fix="set at least task or data")
     if not isinstance(value, dict):
         raise NovaError(f"expected `key: value` lines, found a {_kind(value)}", where=str(path), fix="write task: sort")
     return value, lines
 
 
 def _check_depth(value: Any) -> None:
-    """RecursionError for what is nested deeper than anything that reads it could follow: TOML's dotted keys."""
+    """Raise RecursionError for values nested too deeply, such as TOML's dotted keys."""
     level = [value]
     for _ in range(_DEEPEST):
         groups = [list(part.values()) if isinstance(part, dict) else part for part in level]
@@ -110,7 +110,7 @@ def parse_value(text: str, where: str) -> Any:
     """
     text = text.strip()
     if not text:
-        raise NovaError("nothing stands after the `=`", where=where, fix="write key=null for none")
+        raise NovaError("the value after `=` is missing", where=where, fix="use key=null for no value")
     if text[0] not in "[{\"'":
         return _plain(text)
     try:
@@ -121,7 +121,7 @@ def parse_value(text: str, where: str) -> Any:
 
 
 def dump(value: Mapping[str, Any]) -> str:
-    """YAML that `read` gives back as it was."""
+    """YAML that `read` reads back exactly."""
     return yaml.dump(value, Dumper=CoreDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -138,7 +138,7 @@ def _yaml(text: str, path: Path) -> tuple[Any, Lines]:
         node = yaml.compose(text, Loader=CoreLoader)
     except yaml.MarkedYAMLError as error:
         where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else str(path)
-        raise NovaError(f"not YAML: {error.problem}", where=where, fix="mend this line") from None
+        raise NovaError(f"not YAML: {error.problem}", where=where, fix="fix this line") from None
     except yaml.YAMLError as error:
         raise NovaError(f"not YAML: {error}", where=str(path), fix="save it as plain text") from None
     lines: Lines = {}
@@ -146,7 +146,7 @@ def _yaml(text: str, path: Path) -> tuple[Any, Lines]:
 
 
 class _Reader:
-    """Turns YAML nodes into values, noting lines; refuses what a configuration has no use for."""
+    """Converts YAML nodes to values and records lines. Rejects constructs that a configuration does not need."""
 
     def __init__(self, path: Path, lines: Lines) -> None:
         self.path, self.lines = path, lines
@@ -156,9 +156,9 @@ class _Reader:
         return NovaError(what, where=f"{self.path}:{node.start_mark.line + 1}", fix=fix)
 
     def value(self, node: yaml.Node, key: str, around: tuple[int, ...]) -> Any:
-        """`around` are the nodes that this one lies in: an alias to one of them would never end."""
+        """`around` are the enclosing nodes: an alias to one of them would be infinite."""
         if id(node) in around:
-            raise self.error(node, "an alias refers to what contains it", "write the value out")
+            raise self.error(node, "an alias refers to a node that contains it", "write the value out")
         self.seen += 1
         if self.seen > _MOST:
             raise self.error(node, f"more than {_MOST:,} values", "a configuration has a few dozen")
@@ -170,7 +170,7 @@ class _Reader:
         if rule == "str":
             return node.value
         if rule not in _RULES or not _RULES[rule][0].fullmatch(node.value):
-            raise self.error(node, f"unknown kind of value {node.tag}", "leave the tag out")
+            raise self.error(node, f"unknown type {node.tag}", "remove the tag")
         return _RULES[rule][1](node.value)
 
     def mapping(self, node: yaml.MappingNode, key: str, around: tuple[int, ...]) -> dict[str, Any]:
@@ -178,9 +178,9 @@ class _Reader:
         for name_node, child in node.value:
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
             if not name:
-                raise self.error(name_node, "a key must be a name", "write key: value")
+                raise self.error(name_node, "keys must be strings", "write key: value")
             if name in found:
-                raise self.error(name_node, f"the key {name} is given twice", "leave one of them out")
+                raise self.error(name_node, f"the key {name} is defined twice", "remove one of them")
             dotted = f"{key}.{name}" if key else name
             self.lines[dotted] = name_node.start_mark.line + 1
             found[name] = self.value(child, dotted, around)
@@ -191,7 +191,7 @@ def _toml(text: str, path: Path) -> tuple[Any, Lines]:
     try:
         return tomllib.loads(text), {}
     except ValueError as error:
-        raise NovaError(f"not TOML: {error}", where=str(path), fix="mend it there") from None
+        raise NovaError(f"not TOML: {error}", where=str(path), fix="fix the file") from None
 
 
 def _json(text: str, path: Path) -> tuple[Any, Lines]:
@@ -200,12 +200,12 @@ def _json(text: str, path: Path) -> tuple[Any, Lines]:
         if len(found) != len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise NovaError(f"the key {twice} is given twice", where=str(path), fix="leave one of them out")
+            raise NovaError(f"the key {twice} is defined twice", where=str(path), fix="remove one of them")
         return found
 
     try:
         return json.loads(text, object_pairs_hook=unique), {}
     except json.JSONDecodeError as error:
-        raise NovaError(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}", fix="mend this line") from None
+        raise NovaError(f"not JSON: {error.msg}", where=f"{path}:{error.lineno}", fix="fix this line") from None
     except ValueError as error:
-        raise NovaError(f"not JSON: {error}", where=str(path), fix="mend it there") from None
+        raise NovaError(f"not JSON: {error}", where=str(path), fix="fix the file") from None

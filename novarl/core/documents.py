@@ -1,4 +1,4 @@
-"""Small JSON files that other programs, or people, may have damaged: read in one place, refused in one sentence."""
+"""Read small JSON files, with a one-sentence error if they are damaged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from novarl.core.errors import NovaError
 
 
 def read_object(path: Path, *, fix: str = "restore it from a copy") -> dict[str, Any]:
-    """The JSON object in the file `path`. NovaError: unreadable, not UTF-8, not JSON, nested too deeply, no object."""
+    """The JSON object in the file `path`. Raises NovaError if it is unreadable or not valid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -19,7 +19,7 @@ def read_object(path: Path, *, fix: str = "restore it from a copy") -> dict[str,
         raise NovaError("is damaged: it is nested too deeply", where=str(path), fix=fix) from None
     except UnicodeDecodeError:
         raise NovaError("is damaged: not UTF-8 text", where=str(path), fix=fix) from None
-    except ValueError as error:  # not JSON, or a number of thousands of digits
+    except ValueError as error:  # not JSON, or a number with thousands of digits
         raise NovaError(f"is damaged: not JSON ({error})", where=str(path), fix=fix) from None
     if not isinstance(value, dict):
         raise NovaError("is damaged: not a JSON object", where=str(path), fix=fix)

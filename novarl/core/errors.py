@@ -1,4 +1,4 @@
-"""The one error that users see, alone or several at once."""
+"""The error class for user mistakes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A fix that names the closest of `known`: of those about as close, the one whose letters are the same.
+    """A fix that suggests the closest of `known`. Among similar candidates, an anagram is preferred.
 
     >>> nearest("gpro", ["gspo", "grpo"]), nearest("x", ["grpo", "ppo"])
     ('did you mean grpo?', 'one of grpo, ppo')
@@ -25,8 +25,8 @@ _RAW = re.compile(f"[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029{_BIDI}\ud80
 
 
 def visible(text: str) -> str:
-    """`text` fit for a terminal: control characters but tab and newline, marks that turn the direction of text, and
-    lone surrogates are shown as escapes.
+    """`text` made safe for a terminal: control characters (except tab and newline), bidirectional marks and lone
+    surrogates are escaped.
 
     >>> print(visible("a\\x1b[2J\\u202eb"))
     a\\x1b[2J\\u202eb
@@ -35,9 +35,9 @@ def visible(text: str) -> str:
 
 
 class NovaError(Exception):
-    """A mistake that the user can mend: what happened, where, and how to mend it.
+    """A mistake that the user can fix: what happened, where, and how to fix it.
 
-    The command line prints it as one line and exits with its `code`, 2; any other exception is ours (code 1).
+    The command line prints it as one line and exits with its `code`, 2; any other exception is a bug (code 1).
 
     >>> str(NovaError("unknown role 'usr'", where="chat.jsonl:3 messages[0].role", fix="use 'user'"))
     "chat.jsonl:3 messages[0].role: unknown role 'usr' (use 'user')"
@@ -51,7 +51,7 @@ class NovaError(Exception):
 
     @property
     def each(self) -> tuple[NovaError, ...]:
-        """The mistakes that this tells of."""
+        """The individual mistakes."""
         return (self,)
 
     def __str__(self) -> str:
@@ -61,13 +61,13 @@ class NovaError(Exception):
 
 
 class LostRank(NovaError):
-    """Another process of the run is gone, or no longer answers."""
+    """Another process of the run has terminated or does not respond."""
 
     code = 3
 
 
 class NovaErrors(NovaError):
-    """Several mistakes at once, `each` of which the command line prints as a line of its own.
+    """Several mistakes at once. The command line prints one line for each.
 
     >>> str(NovaErrors([NovaError("unknown key", where="a.yaml:1 x"), NovaError("unknown key", where="a.yaml:2 y")]))
     'a.yaml:1 x: unknown key; a.yaml:2 y: unknown key'

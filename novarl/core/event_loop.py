@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class EventLoop:
-    """One loop for the whole run, so that whatever belongs to a loop (tasks, connections of a client) lives as long.
+    """One loop for the whole run, so that objects bound to a loop (tasks, client connections) live as long.
 
-    A coroutine runs in the calling thread. Where a loop runs there already (Jupyter, an async function), it runs in a
-    second thread, which `prepare` is called in first, while the caller waits.
+    Coroutines run in the calling thread. If a loop is already running there (Jupyter, an async function), they run in a
+    second thread, in which `prepare` is called first, while the caller waits.
     """
 
     def __init__(self, prepare: Callable[[], None] | None = None) -> None:
@@ -23,7 +23,7 @@ class EventLoop:
         self._thread: ThreadPoolExecutor | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of the coroutine."""
+        """Run the coroutine and return its result."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -33,7 +33,7 @@ class EventLoop:
         return self._thread.submit(self._runner.run, coroutine).result()
 
     def close(self) -> None:
-        """Cancel what still runs. A closed loop runs nothing more."""
+        """Cancel all running tasks and close the loop."""
         if self._thread is None:
             self._runner.close()
         else:

@@ -1,4 +1,4 @@
-"""The run directory: the contract between training and every tool. Training writes it, tools only read it.
+"""The run directory, the interface between training and tools. Training writes it; tools only read it.
 
 runs/<name>/
   config.yaml  manifest.json  summary.json
@@ -28,27 +28,27 @@ from novarl.core.errors import NovaError
 from novarl.core.version import PACKAGE, VERSION
 
 LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts")
-"""What grows while the run goes on, and is cut back to the checkpoint when it is resumed."""
+"""Logs that grow during the run and are truncated to the checkpoint on resume."""
 
 KEPT = ("reference", "base")
-"""Models that the run goes on from and no checkpoint holds."""
+"""Models that a run needs to resume but that are not in checkpoints."""
 
 WRITTEN = (
     *LOGS,
     *("checkpoints", "figures", *KEPT),
     *("config.yaml", "summary.json", "samples.md", "front.json"),
 )
-"""What a run writes beside its manifest, which comes first: found without one, it is somebody else's."""
+"""What a run writes after its manifest: without a manifest, such files belong to something else."""
 
 FOREIGN = ("manifest.json", *WRITTEN, "config.json")
-"""What stands in a directory that is somebody else's: also the folder of a model."""
+"""Files that mark a foreign directory, such as a model."""
 
 _claims: dict[Path, int | None] = {}
-"""The directories that this process works in, each with the open file that locks it, if it can be locked."""
+"""The directories claimed by this process, with the lock file if locking is supported."""
 
 
 class RunDir:
-    """One run's directory."""
+    """The directory of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,17 +57,17 @@ class RunDir:
 
     @classmethod
     def at(cls, name: str | Path) -> RunDir:
-        """The directory `name`; where that is a link, such as `runs/latest`, the one that it leads to."""
+        """The directory `name`; links such as `runs/latest` are resolved."""
         path, links = Path(name), 0
         while path.is_symlink() and links < 40:
             path, links = path.parent / os.readlink(path), links + 1
         if links and not path.is_dir():
-            what = "leads in a circle" if path.is_symlink() else f"leads to {path}, which is not there"
-            raise NovaError(f"run_dir is a link that {what}", where=f"run_dir={name}", fix="name the directory itself")
+            what = "is circular" if path.is_symlink() else f"points to {path}, which does not exist"
+            raise NovaError(f"run_dir is a link that {what}", where=f"run_dir={name}", fix="use the directory itself")
         return cls(path)
 
     def manifest(self) -> dict[str, Any] | None:
-        """manifest.json; None where the directory holds none of a run. NovaError: it is a run's, and damaged."""
+        """manifest.json, or None if the directory holds no run. Raises NovaError if the manifest is damaged."""
         file = self.path / "manifest.json"
         if not file.exists():
             return None
@@ -83,21 +83,20 @@ class RunDir:
         return self.manifest() is not None
 
     def check_is_there(self) -> None:
-        """NovaError where the directory was removed: what the run writes by open files is lost, and all else would make
-        a directory that is no run."""
+        """Raise NovaError if the directory was removed: writes to open files are lost, others would recreate it."""
         if not (self.path / "manifest.json").exists():
-            what = "the directory was removed while the run was writing there"
-            raise NovaError(what, where=f"run_dir={self.path}", fix="start again; what it held is lost")
+            what = "the run directory was removed during the run"
+            raise NovaError(what, where=f"run_dir={self.path}", fix="start again; its contents are lost")
 
     def has_saved(self) -> bool:
-        """Whether the run says that it has saved a checkpoint, be it there or not."""
+        """Whether the run has ever saved a checkpoint, even if it is now missing."""
         if (self.manifest() or {}).get("saved"):
             return True
         return ((self.read_json("summary.json") or {}).get("status")) in ("done", "stopped")
 
     def note(self, **facts: Any) -> None:
-        """Let the manifest say so, too: that there are checkpoints (`saved`), so that who finds none later knows that
-        they were lost; or what is in the files that the run learns from (`files`)."""
+        """Add facts to the manifest: that checkpoints were saved (`saved`), so that missing ones can be detected, or
+        the hashes of the data files (`files`)."""
         manifest = self.manifest()
         if manifest is not None and {**manifest, **facts} != manifest:
             self.write_json("manifest.json", {**manifest, **facts})
@@ -118,9 +117,9 @@ class RunDir:
         except BlockingIOError:
             assert number is not None
             os.close(number)
-            what, fix = "another process is writing this run", "wait for it, or end it"
+            what, fix = "another process is writing to this run", "wait for it, or stop it"
             return NovaError(what, where=f"run_dir={self.path}", fix=fix)
-        except OSError:  # not to be read, or on a file system without locks: nobody can know
+        except OSError:  # unreadable, or no locks on this file system: cannot be determined
             pass
         _claims[place] = number
         self._claimed = place
@@ -133,13 +132,13 @@ class RunDir:
         self._claimed = None
 
     def create(self) -> None:
-        """Make the directory, and point `latest` beside it here. A NovaError where it cannot be written, or another
-        process has just done so."""
+        """Create the directory and point the link `latest` to it. Raises NovaError if it cannot be written or another
+        process has just created it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NovaError(
-                f"cannot write there: {error.strerror}", where=f"run_dir={self.path}", fix="choose another run_dir"
+                f"cannot write to it: {error.strerror}", where=f"run_dir={self.path}", fix="choose another run_dir"
             ) from None
         with contextlib.suppress(OSError):  # a convenience
             self._point_latest()
@@ -149,9 +148,9 @@ class RunDir:
             self.refuse_if_taken()
 
     def _point_latest(self) -> None:
-        """Make the link `latest` beside this directory lead here, unless something else has that name.
+        """Point the link `latest` next to this directory here, unless another file has that name.
 
-        Ours is a link to `./NAME`: those that lead anywhere else somebody else has made.
+        Our links point to `./NAME`; any other link was made by someone else.
         """
         latest = self.path.parent / "latest"
         if self.path.name in ("", "..", "latest"):
@@ -164,50 +163,50 @@ class RunDir:
         os.replace(beside, latest)
 
     def refuse_if_taken(self) -> None:
-        """A directory that holds a run, or somebody else's files, is never written over."""
+        """Raise NovaError for a directory that holds a run or foreign files."""
         if self.path.exists() and not self.path.is_dir():
-            raise NovaError("run_dir is a file", where=f"run_dir={self.path}", fix="name a directory")
+            raise NovaError("run_dir is a file", where=f"run_dir={self.path}", fix="use a directory")
         if self.holds_a_run():
             if any((self.path / "checkpoints").glob("*")):
-                fix = "continue it with resume=auto"
+                fix = "resume it with resume=auto"
             elif self.has_saved():
-                fix = "its checkpoints are missing: put them back and continue it with resume=auto"
+                fix = "its checkpoints are missing: restore them and use resume=auto"
             else:
-                fix = "it saved nothing: start it again with resume=auto"
+                fix = "it has no checkpoint: restart it with resume=auto"
             raise NovaError(
-                "the directory already holds a run",
+                "the directory already contains a run",
                 where=f"run_dir={self.path}",
                 fix=f"{fix}, or choose another run_dir",
             )
         self.refuse_strangers()
 
     def refuse_strangers(self) -> None:
-        """Files of the names that a run uses, where there is no run, are not ours to cut, clear or replace."""
+        """Raise NovaError if files with names used by a run exist without a run; they must not be overwritten."""
         found = next((name for name in FOREIGN if (self.path / name).exists()), None)
         if found == "config.json" and "model_type" not in (self.path / found).read_text(errors="replace"):
-            found = None  # of this run, where somebody keeps it so
+            found = None  # belongs to this run
         if found is not None and not self.holds_a_run():
             raise NovaError(
-                f"the directory holds {found}, which no run has written",
+                f"the directory contains {found}, which was not written by a run",
                 where=f"run_dir={self.path}",
                 fix="choose another run_dir",
             )
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write strict JSON, which knows neither NaN nor infinities: they become null."""
+        """Write strict JSON: NaN and infinities become null."""
         write_atomic(self.path / name, json.dumps(_strict(value), indent=2, default=str, allow_nan=False) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
         write_atomic(self.path / name, text)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """The object in a JSON file of the run; None where there is no such file. NovaError: it is damaged."""
+        """The object in a JSON file of the run, or None if there is no such file. Raises NovaError if it is damaged."""
         path = self.path / name
-        return read_object(path, fix="delete it: a run that goes on writes it anew") if path.exists() else None
+        return read_object(path, fix="delete it; a resumed run writes it again") if path.exists() else None
 
     def log_sizes(self) -> dict[str, int]:
-        """The size in bytes of every log file; saved in the checkpoint, so that a resumed run can cut back to it. What
-        is counted is on the disk first, and so are the models that lie beside the checkpoints."""
+        """The size in bytes of every log file; saved in the checkpoint, so that a resumed run can truncate to it. The
+        logs, and models outside checkpoints, are synced to disk first."""
         found = {path: path.stat().st_size for path in self._files((*LOGS, *KEPT))}
         grown = [path for path, size in found.items() if self._synced.get(path) != size]
         for path in (*grown, *sorted({path.parent for path in grown})):
@@ -217,7 +216,7 @@ class RunDir:
         return {name.as_posix(): size for name, size in names.items() if name.parts[0] in LOGS}
 
     def lost_logs(self, sizes: Mapping[str, int]) -> str | None:
-        """What `cut_logs` will not find of what was written, in a sentence."""
+        """A sentence about log data that `cut_logs` will find missing."""
         lost = []
         for name, size in sizes.items():
             path = self.path / name
@@ -229,11 +228,10 @@ class RunDir:
         if not lost:
             return None
         more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-        return f"logs are shorter than when the checkpoint was saved, and the rest is lost: {', '.join(lost[:3])}{more}"
+        return f"logs are shorter than when the checkpoint was saved; the rest is lost: {', '.join(lost[:3])}{more}"
 
     def cut_logs(self, sizes: Mapping[str, int]) -> None:
-        """Cut every log back to `sizes` (bytes), and remove the log files that did not exist then. Of lines that are
-        lost, no half is left."""
+        """Truncate every log to `sizes` (bytes) and remove newer log files and partial lines."""
         for path in self._files(LOGS):
             size, held = sizes.get(path.relative_to(self.path).as_posix()), path.stat().st_size
             if size is None:
@@ -244,7 +242,7 @@ class RunDir:
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     def clear_logs(self) -> None:
-        """Remove every log: a run that starts afresh in a directory whose first checkpoint was never finished."""
+        """Remove every log, to restart in a directory without a complete checkpoint."""
         for name in LOGS:
             if os.path.lexists(self.path / name):
                 checkpoint.DISK.remove(self.path / name)
@@ -268,7 +266,7 @@ def _strict(value: Any) -> Any:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware and code state: everything outside the config that bit-identity depends on."""
+    """Versions, hardware and code state: everything besides the config that affects reproducibility."""
     packages = ("torch", "transformers", "safetensors", "numpy", "tokenizers")
     return {
         "novarl": VERSION,

@@ -1,8 +1,8 @@
-"""Seeds derived from names, so that nothing has to remember how many numbers it has drawn.
+"""Seeds derived from names, so that no generator state has to be saved.
 
 Every random choice of a run is a pure function of the run's seed and of *what* is being chosen (the shuffle of epoch 3,
-token 17 of sample 2 of prompt "sort/41"). There is no generator whose position could be lost by a restart, changed by
-the number of ranks, or shared between two requests by accident.
+token 17 of sample 2 of prompt "sort/41"). There is no generator whose position could be lost on restart, depend on the
+number of ranks, or be shared between two requests.
 """
 
 from __future__ import annotations

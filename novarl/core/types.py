@@ -1,11 +1,10 @@
-"""The types that flow through a run, and the protocols of the parts that pass them on.
+"""The data types of a run, and the protocols of its parts.
 
 Data flows one way: Prompt -> Rollout -> Scored -> Batch -> Scores -> Credit -> Record. Each stage returns the next
-type; nothing is filled in later. This module imports no torch, so that tools which only read a run start at once.
+type; nothing is filled in later. This module imports no torch, so that tools that only read a run start quickly.
 
 The alignment rule, everywhere: column t of a per-token tensor describes `tokens[t]`, and a mask is True where the
-policy chose that token. The shift between a token and the position that predicts it happens in one place, through
-`Batch.prev`.
+policy chose that token. The shift between a token and the position that predicts it is in one place, `Batch.prev`.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ Role = Literal["train", "baseline"]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One row of a task or data set, rendered to tokens once.
+    """One row of a task or dataset, rendered to tokens.
 
-    `id` names the row for ever ("sort/train/41", "rows.jsonl:12"): it keys the row's random stream.
-    `extra` holds the row's other columns, which rewards of TRL's form receive by name. `conversational` is False where
-    the row held a plain string, which those rewards then receive as a string, and so the completion.
-    `template_kwargs` is what the chat template was given beside the messages (`tools`, `enable_thinking`).
+    `id` is the permanent name of the row ("sort/train/41", "rows.jsonl:12") and the key of its random stream. `extra`
+    holds the row's other columns, which TRL-style rewards receive by name. `conversational` is False if the row held a
+    plain string; those rewards then receive prompt and completion as strings. `template_kwargs` are the chat template's
+    keyword arguments (`tools`, `enable_thinking`).
     """
 
     id: str
@@ -47,16 +46,16 @@ class Prompt:
 
 
 COLDEST = 1e-4
-"""The lowest temperature beside 0: below, logits divided by it would leave float32."""
+"""The lowest temperature above 0: below it, the scaled logits would overflow float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample: temperature 0 is greedy; `top_k=0`, `top_p=1.0`, `min_p=0.0` keep the full support.
 
-    `stop` are strings that end a completion (kept in its tokens); `stop_tokens` end it too and are kept. `answered` is
-    how many of the prompt's last tokens belong to the answer that the completion goes on with: a stop string may begin
-    in them. `supports`: record which tokens were possible, where some were not; who trains on the sample needs them.
+    `stop` are strings and `stop_tokens` token ids that end a completion; both are kept in its tokens. `answered` is the
+    number of tokens at the end of the prompt that belong to the answer being continued: a stop string may begin in
+    them. `supports`: record the possible tokens under truncation, as training requires.
     """
 
     temperature: float = 1.0
@@ -72,23 +71,23 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens are cut from the support (top-k, top-p or min-p)."""
+        """Whether the support is truncated (top-k, top-p or min-p)."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def records(self) -> bool:
-        """Whether supports are recorded: asked for, and there is something to record."""
+        """Whether supports are recorded: requested, and the support is truncated."""
         return self.supports and self.truncates and self.temperature > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled: `logp[t]` is the log-probability of `tokens[t]` under the distribution really used.
+    """An engine's output: `logp[t]` is the log-probability of `tokens[t]` under the actual sampling distribution.
 
-    `kept_logmass[t]` is the log of the probability mass that truncation kept (0.0 at full support), `versions[t]` the
-    version of the weights that chose the token. Greedy tokens carry their log-probability at temperature 1.
-    `support[t]` says which tokens were possible in place of `tokens[t]`, as the words of `algos.support`, little-endian
-    (empty: all of them); None where nothing was cut, or `Sampling.supports` did not ask.
+    `kept_logmass[t]` is the log of the probability mass kept by truncation (0.0 for the full support), `versions[t]`
+    the version of the weights that sampled the token. Greedy tokens have their log-probability at temperature 1.
+    `support[t]` is the set of possible tokens at position t, as the words of `algos.support`, little-endian (empty: all
+    tokens); None without truncation or `Sampling.supports`.
     """
 
     tokens: tuple[int, ...]
@@ -101,7 +100,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One stretch of tokens the model saw as it is: prompt and everything after it, aligned column by column.
+    """A token sequence as seen by the model: the prompt and everything after it, aligned column by column.
 
     `support[t]`: as in `Completion`, empty for tokens that the policy did not choose.
     """
@@ -128,12 +127,12 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One trajectory: the answer of the policy to a prompt, over one or several turns.
+    """One trajectory: the policy's answer to a prompt, over one or more turns.
 
-    `group` names the prompt's group of samples (equal for all samples of one prompt in one step); `index` is the
-    sample's number within it. `role` "baseline" marks a rollout that only serves as a baseline (the greedy one of
-    SCST and ReMax) and is never trained on. An episode whose context was rewritten holds several sequences.
-    `messages` is the whole conversation as a reward sees it, the policy's last answer included.
+    `group` is the id of the prompt's group of samples (equal for all samples of one prompt in one step); `index` is the
+    sample's number within it. `role` "baseline" marks a rollout that only serves as a baseline (the greedy one of SCST
+    and ReMax) and is never trained on. An episode whose context was rewritten has several sequences. `messages` is the
+    whole conversation that rewards receive, including the policy's last answer.
     """
 
     prompt: Prompt
@@ -150,12 +149,12 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A rollout and what its rewards said: each by name, and `reward`, their weighted sum.
+    """A rollout with its rewards by name, and `reward`, their weighted sum.
 
-    `reward` is None where a reward failed (raised, timed out, returned no finite number); `error` then says why, and
-    the rollout is counted and excluded from training, never scored 0. A reward that does not apply to the rollout is
-    not among `rewards`. `extra` and `metrics` are what reward functions logged: columns of the rollout log, and numbers
-    of the batch that it was scored in.
+    `reward` is None if a reward failed (raised, timed out, returned no finite number); `error` then gives the reason,
+    and the rollout is counted and excluded from training, never scored 0. A reward that does not apply to the rollout
+    is missing from `rewards`. `extra` and `metrics` are logged by reward functions: columns of the rollout log, and
+    metrics of the scored batch.
     """
 
     rollout: Rollout
@@ -178,9 +177,9 @@ class Batch:
     truncated[R] bool (stopped by a limit, not by itself), baseline[R] bool (a rollout that is never trained on; its
     mask is all False).
 
-    Under truncated sampling, support[W] int32 and cu_support[N+1] int64 say which tokens were possible in place of each
-    (`algos.support`): the words of token t are support[cu_support[t] : cu_support[t + 1]], none where all were. Both
-    are None where nothing was cut.
+    Under truncated sampling, support[W] int32 and cu_support[N+1] int64 hold the possible tokens at each position
+    (`algos.support`): the words of token t are support[cu_support[t] : cu_support[t + 1]], empty if all were possible.
+    Both are None without truncation.
     """
 
     tokens: Tensor
@@ -203,11 +202,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What models say of a batch before its first update, per token [N]; saved with it and never recomputed.
+    """Model outputs for a batch before its first update, per token [N]; saved with it and never recomputed.
 
-    values: the value of the state before the token; bootstrap [R]: the value after a trajectory's last token, 0 where
-    it ended there; token_reward: a reward for this very token, beside the trajectory's; segment: the step of its
-    trajectory that the token belongs to, where steps are longer than a token, counted from 0.
+    values: the value of the state before the token; bootstrap [R]: the value after a trajectory's last token, 0 if it
+    terminated; token_reward: a per-token reward in addition to the trajectory's; segment: the index (from 0) of the
+    step that the token belongs to, if steps are longer than a token.
     """
 
     old_logp: Tensor | None = None
@@ -227,7 +226,7 @@ class Credit:
 
 
 class Tokenizer(Protocol):
-    """What the library needs of a tokenizer; Hugging Face's and the built-in byte tokenizer both fit."""
+    """The tokenizer interface, implemented by Hugging Face tokenizers and the built-in byte tokenizer."""
 
     eos_token_id: int
     pad_token_id: int
@@ -242,8 +241,8 @@ class Tokenizer(Protocol):
 
 
 class Engine(Protocol):
-    """Samples completions. `key` names the request's random stream: the same key gives the same completion,
-    whatever else is being sampled at the time."""
+    """Samples completions. `key` names the request's random stream: the same key gives the same completion, independent
+    of other requests."""
 
     async def sample(self, tokens: Seq[int], sampling: Sampling, *, key: str) -> Completion: ...
     def publish(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None: ...
@@ -252,7 +251,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnvStep:
-    """What an environment answers: messages to append (none: the episode is over), and this turn's reward, if any."""
+    """The result of an environment step: messages to append (none: the episode is over), and an optional reward."""
 
     messages: tuple[Message, ...] = ()
     reward: float | None = None
@@ -261,7 +260,7 @@ class EnvStep:
 
 
 class Env(Protocol):
-    """A conversation partner, made afresh for each episode."""
+    """A conversational environment, created anew for each episode."""
 
     async def reset(self, prompt: Prompt) -> tuple[Message, ...]: ...
     async def step(self, messages: Seq[Message]) -> EnvStep: ...
@@ -275,13 +274,13 @@ class TensorEnv(Protocol):
 
 
 class Reward(Protocol):
-    """Scores a list of rollouts: a number, several by name, or None where there is nothing to say (a failure)."""
+    """Scores a list of rollouts: a number, several by name, or None (a failure) for each."""
 
     async def __call__(self, rollouts: Seq[Rollout]) -> list[float | Mapping[str, float] | None]: ...
 
 
 class Learner(Protocol):
-    """Turns credit into better weights: one call, one optimiser update."""
+    """Updates the weights from credit: one optimizer update per call."""
 
     def update(self, batch: Batch, scores: Scores, credit: Credit) -> Record: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -289,7 +288,7 @@ class Learner(Protocol):
 
 
 class Buffer(Protocol):
-    """Holds scored rollouts between sampling and learning, oldest first, and refuses what is too stale."""
+    """A FIFO buffer of scored rollouts between sampling and learning, which drops stale ones."""
 
     def put(self, scored: Seq[Scored], version: int) -> None: ...
     def get(self, n: int, version: int) -> list[Scored]: ...
@@ -299,7 +298,7 @@ class Buffer(Protocol):
 
 
 class Sink(Protocol):
-    """Where reports go. A sink never touches the run: attaching every one of them leaves it bit-identical."""
+    """A receiver of reports. Sinks never affect the run: with all of them attached it is bit-identical."""
 
     def step(self, step: int, record: Mapping[str, float]) -> None: ...
     def event(self, kind: str, fields: Mapping[str, Any]) -> None: ...

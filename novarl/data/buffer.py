@@ -11,10 +11,10 @@ from novarl.data.serial import scored_from_dict, scored_to_dict
 
 
 class RolloutBuffer:
-    """First in, first out; each rollout is stamped with the version of the weights it was put under.
+    """A FIFO queue of rollouts, each stamped with the version of the weights that sampled it.
 
-    `get` hands out the oldest rollouts whose stamp is at most `max_staleness` versions behind (0: on-policy only; None:
-    no limit), and drops the older ones, counted in `dropped`.
+    `get` returns the oldest rollouts that are at most `max_staleness` versions behind (0: on-policy only; None: no
+    limit). Older ones are dropped and counted in `dropped`.
     """
 
     def __init__(self, max_staleness: int | None) -> None:
@@ -27,11 +27,11 @@ class RolloutBuffer:
         return len(self._held)
 
     def put(self, scored: Seq[Scored], version: int) -> None:
-        """Append rollouts that weights of `version` produced."""
+        """Append rollouts sampled with weights of `version`."""
         self._held.extend((version, one) for one in scored)
 
     def get(self, n: int, version: int) -> list[Scored]:
-        """Remove and return the `n` oldest rollouts fresh enough for `version`; fewer if there are no more."""
+        """Remove and return up to `n` of the oldest rollouts that are fresh enough for `version`."""
         if self.max_staleness is not None:
             fresh = deque(entry for entry in self._held if version - entry[0] <= self.max_staleness)
             self.dropped += len(self._held) - len(fresh)
@@ -39,7 +39,7 @@ class RolloutBuffer:
         return [self._held.popleft()[1] for _ in range(min(n, len(self._held)))]
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values; with `load_state_dict` an exact round trip."""
+        """The state as JSON values. The round trip through `load_state_dict` is exact."""
         held = [{"version": version, "scored": scored_to_dict(one)} for version, one in self._held]
         return {"dropped": self.dropped, "held": held}
 

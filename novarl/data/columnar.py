@@ -1,4 +1,4 @@
-"""Rows from Parquet, Arrow, `save_to_disk` directories (pyarrow) and the Hugging Face hub (`datasets`), both lazily."""
+"""Rows from Parquet, Arrow and `save_to_disk` directories (pyarrow) and from the Hugging Face Hub (`datasets`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from novarl.core.errors import NovaError
 _OF_CHAT = ("tools", "chat_template_kwargs")
 
 Row = tuple[str, dict[str, Any], None]
-"""Where (`file:number`, the first row is 1), the columns, and no error: these formats break as a whole, not by rows."""
+"""Location (`file:number`, from 1), columns, no error: these formats fail as a whole file."""
 
 
 def parquet_rows(file: Path) -> Iterator[Row]:
-    """The rows of a Parquet file; NovaError at once if it is damaged."""
+    """The rows of a Parquet file. Raises NovaError immediately if the file is damaged."""
     import pyarrow.parquet
 
     with _damaged(file):
@@ -26,7 +26,7 @@ def parquet_rows(file: Path) -> Iterator[Row]:
 
 
 def arrow_rows(file: Path) -> Iterator[Row]:
-    """The rows of an Arrow IPC file or stream (what `datasets` writes); NovaError at once if it is damaged."""
+    """The rows of an Arrow IPC file or stream (as `datasets` writes). Raises NovaError immediately if it is damaged."""
     import pyarrow
 
     with _damaged(file):
@@ -39,23 +39,23 @@ def arrow_rows(file: Path) -> Iterator[Row]:
 
 
 def saved_rows(directory: Path, split: str | None) -> Iterator[Row]:
-    """The rows of a directory written by `datasets`' `save_to_disk`; of several splits, "train" if none is named."""
+    """The rows of a directory written by `save_to_disk` of `datasets`. The default split is "train"."""
     if (directory / "dataset_dict.json").exists():
         splits = _manifest(directory / "dataset_dict.json").get("splits", [])
         wanted = split or ("train" if "train" in splits or len(splits) != 1 else splits[0])
         if wanted not in splits:
-            fix = f"there are: {', '.join(map(str, splits))}"
+            fix = f"available: {', '.join(map(str, splits))}"
             raise NovaError(f"has no split {wanted!r}", where=str(directory), fix=fix)
         directory = directory / wanted
     elif split is not None:
-        raise NovaError(f"holds one split, yet {split!r} was asked for", where=str(directory), fix="leave it out")
+        raise NovaError(f"has no splits, but {split!r} was requested", where=str(directory), fix="leave it out")
     state = _manifest(directory / "state.json")
     if state.get("_indices_data_files"):
-        raise NovaError("was saved by datasets 1.x with a row order apart", where=str(directory), fix="save it again")
+        raise NovaError("was saved by datasets 1.x with an indices mapping", where=str(directory), fix="save it again")
     try:
         files = [directory / entry["filename"] for entry in state["_data_files"]]
     except (KeyError, TypeError) as error:
-        raise NovaError("names no data files", where=str(directory / "state.json"), fix="save it again") from error
+        raise NovaError("lists no data files", where=str(directory / "state.json"), fix="save it again") from error
     for file in files:
         if not file.is_file():
             raise NovaError("the data file is missing", where=str(file), fix="copy the whole directory again")
@@ -63,28 +63,28 @@ def saved_rows(directory: Path, split: str | None) -> Iterator[Row]:
 
 
 def from_hub(name: str, config: str | None, split: str) -> Iterator[Row]:
-    """The rows of a hub data set, or of a directory of data files, through `datasets`."""
+    """The rows of a Hub dataset, or of a directory of data files, loaded with `datasets`."""
     try:
         from datasets import load_dataset
     except ImportError as error:
-        fix = "pip install 'novarl[llm]', or give a file"
-        raise NovaError("reading from the hub needs the package datasets", where=name, fix=fix) from error
+        fix = "pip install 'novarl[llm]', or use a local file"
+        raise NovaError("loading a dataset from the Hub requires the package datasets", where=name, fix=fix) from error
     try:
         rows = load_dataset(name, config, split=split)
     except Exception as error:
-        what = f"neither a file here nor a data set that could be loaded: {type(error).__name__}: {_short(error)}"
-        fix = "check the path, the hub id, its split and the network"
+        what = f"no such file, and it could not be loaded as a dataset: {type(error).__name__}: {_short(error)}"
+        fix = "check the path, the Hub id, the split and the network"
         if Path(name).is_dir():
             cause = error.__cause__ or error
-            what = f"the folder could not be read as a data set: {type(cause).__name__}: {_short(cause)}"
-            fix = "give its files one by one: a file's bad rows are named by line"
+            what = f"the directory could not be loaded as a dataset: {type(cause).__name__}: {_short(cause)}"
+            fix = "pass the files one at a time; bad rows are then reported by line"
         raise NovaError(what, where=f"{name}@{split}", fix=fix) from error
     label = f"{Path(name).name if Path(name).is_dir() else name}@{split}"
     return ((f"{label}:{number}", plain(row), None) for number, row in enumerate(rows, start=1))
 
 
 def plain(value: Any) -> Any:
-    """A value of a column as JSON has it: lists and objects all the way down, anything unknown (a date) as its text."""
+    """Convert a column value to JSON types, recursively. Other types (such as dates) become strings."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -98,7 +98,7 @@ def _rows(file: Path, batches: Iterable[Any]) -> Iterator[Row]:
     number = 0
     with _damaged(file):
         for batch in batches:
-            batch.validate(full=True)  # a damaged file's offsets may point anywhere; following them kills the process
+            batch.validate(full=True)  # the offsets of a damaged file can be out of bounds and crash the process
             types = {field.name: field.type for field in batch.schema}
             for row in batch.to_pylist():
                 number += 1
@@ -107,8 +107,8 @@ def _rows(file: Path, batches: Iterable[Any]) -> Iterator[Row]:
 
 
 def _decoded(value: Any, kind: Any, *, in_chat: bool) -> Any:
-    """A value by its Arrow type: JSON (`datasets`' `Json()`) is read. In messages, and with `in_chat`, nulls are left
-    out of structs: each struct of a column has every key that one of them has.
+    """Decode a value by its Arrow type; JSON extension types are parsed. In messages, and with `in_chat`, null fields
+    of structs are dropped, because every struct of a column has the union of all keys.
     """
     import pyarrow
 
@@ -135,7 +135,7 @@ def _damaged(file: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        what = f"is damaged or no {file.suffix.lstrip('.')} file: {_short(error)}"
+        what = f"is damaged or not a {file.suffix.lstrip('.')} file: {_short(error)}"
         raise NovaError(what, where=str(file), fix="write or copy it again") from error
 
 
@@ -143,9 +143,9 @@ def _manifest(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise NovaError(f"cannot be read: {_short(error)}", where=str(file), fix="save the data set again") from error
+        raise NovaError(f"cannot be read: {_short(error)}", where=str(file), fix="save the dataset again") from error
     if not isinstance(value, dict):
-        raise NovaError("is no manifest of a saved data set", where=str(file), fix="save the data set again")
+        raise NovaError("is not the manifest of a saved dataset", where=str(file), fix="save the dataset again")
     return value
 
 

@@ -1,7 +1,7 @@
-"""Text that goes on where other text ends, as tokens: what is read back is the text, whatever the tokenizer.
+"""Tokenize text that continues other text, so that decoding gives the text back with any tokenizer.
 
-Tokenizers treat the start of a text in their own way (SentencePiece's kind writes a space before it), and join letters
-across the border between prompt and answer. The prompt's tokens must stay those of the prompt alone.
+Many tokenizers treat the start of a text specially (SentencePiece adds a space) and merge characters across the
+boundary between prompt and answer. The prompt must keep the tokens it has on its own.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _ANCHORS = ("\n", ":", ".", "1", *"aeinorstx")
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text, with none added at either end. Refused: the tokenizer cannot read it."""
+    """Tokenize a text without adding special tokens. Raises Refused if the tokenizer fails."""
     try:
         return list(tokenizer.encode(text, add_special_tokens=False))
-    except Exception as error:  # a lone surrogate, say
-        raise Refused("", f"the tokenizer cannot read the text: {type(error).__name__}: {error}") from error
+    except Exception as error:  # for example a lone surrogate
+        raise Refused("", f"the tokenizer cannot encode the text: {type(error).__name__}: {error}") from error
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The text of tokens, special ones included, with no space removed afterwards."""
+    """Decode tokens, keeping special tokens and without cleaning up spaces."""
     if getattr(tokenizer, "clean_up_tokenization_spaces", False):
         return str(tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
     return str(tokenizer.decode(tokens, skip_special_tokens=False))
 
 
 def extend(tokenizer: Tokenizer, before: str, tokens: Sequence[int], text: str) -> tuple[list[int], int]:
-    """The tokens of `before + text`, and where those of `text` begin. `tokens` are those of `before` alone.
+    """The tokens of `before + text`, and the index of the first one of `text`. `tokens` are those of `before` alone.
 
-    They begin with `tokens` wherever some tokens can follow these and say exactly `text`: those of the whole, those of
-    `text` alone, or those it has behind another text. Where there are none (a word-level tokenizer whose word lies
-    across the border), they are the tokens of the whole, and the token across the border belongs to `text`.
+    The result begins with `tokens` if some continuation of them decodes to exactly `text`: the tokens of the whole,
+    those of `text` alone, or those of `text` after another text. Otherwise (a word-level tokenizer whose word crosses
+    the boundary) the result is the tokens of the whole, and the token that crosses the boundary belongs to `text`.
     """
     tokens = list(tokens)
     whole = encode(tokenizer, before + text)
@@ -51,11 +51,11 @@ def extend(tokenizer: Tokenizer, before: str, tokens: Sequence[int], text: str) 
 
 
 def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """What `tokens` add to the text of `before`. Decoded alone they may lose their first space."""
+    """The text that `tokens` add to the text of `before`. Decoded on their own they may lose their first space."""
     last = list(before[-1:])
     begun = decode(tokenizer, last)
     text = decode(tokenizer, [*last, *tokens])
-    if not text.startswith(begun):  # a character that was cut in two
+    if not text.startswith(begun):  # a character split across tokens
         return decode(tokenizer, tokens)
     added = text[len(begun) :]
     if added.startswith(" ") and _writes_spaces_itself(cast("Hashable", tokenizer)):
@@ -65,12 +65,12 @@ def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int
 
 @lru_cache(maxsize=8)
 def _writes_spaces_itself(tokenizer: Any) -> bool:
-    """Whether the tokenizer reads no spaces and decodes its tokens with one between them, as word-level ones do."""
+    """Whether the tokenizer ignores spaces and puts one between tokens when decoding, as word-level tokenizers do."""
     return encode(tokenizer, "a  a") == encode(tokenizer, "a a")
 
 
 def _renderings(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
-    """Tokens that `text` may have: alone, and behind a few other texts."""
+    """Possible tokenizations of `text`: alone, and after a few other texts."""
     yield encode(tokenizer, text)
     for anchor in (decode(tokenizer, [tokenizer.eos_token_id]), *_ANCHORS):
         begun, both = encode(tokenizer, anchor), encode(tokenizer, anchor + text)

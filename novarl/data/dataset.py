@@ -1,4 +1,4 @@
-"""From a file to what training consumes: prompts (RL) or sequences (SFT), with every row accounted for."""
+"""Load prompts (RL) or sequences (SFT) from a data source and count what happened to every row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from novarl.data.sources import RawRow, read
 from novarl.data.unused import Unused
 
 OnLong = Literal["truncate", "keep_end", "refuse"]
-"""`keep_end` is `truncate` but for labelled texts (`data.pairs`), of which it keeps the end."""
+"""`keep_end` is `truncate`, except that labelled texts (`data.pairs`) keep their end."""
 Report = Callable[[BadRow], None]
 Source = str | Path | Iterable[RawRow]
 Item = TypeVar("Item")
@@ -35,7 +35,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """What became of the rows: read = used + refused, and `truncated` of those used were cut to `max_length`."""
+    """Row counts: read = used + refused, and `truncated` of the used rows were cut to `max_length`."""
 
     read: int
     used: int
@@ -59,15 +59,15 @@ def load_rl(
     template_kwargs: Mapping[str, Any] | None = None,
     unused: Unused | None = None,
 ) -> tuple[list[Prompt], RowCounts]:
-    """The prompts of a data set, in its order. `source` is what `sources.read` takes, or rows.
+    """The prompts of a dataset, in order. `source` is a path or Hub id as for `sources.read`, or rows.
 
-    The chat template is given `template_kwargs`, over which the row's columns `chat_template_kwargs` and `tools` take
-    precedence. A prompt of more than `max_length` tokens is refused; with `on_long="truncate"` its end is kept.
-    `unused` is told of every row that is used, for the keys in it that nothing reads.
-    `report` is told of every refused row, once it is clear that the data as a whole can be used.
+    The chat template receives `template_kwargs`; the row's columns `chat_template_kwargs` and `tools` take precedence.
+    A prompt of more than `max_length` tokens is refused, or cut at its beginning with `on_long="truncate"`. `unused`
+    collects the keys of used rows that nothing reads. `report` is called for every refused row once the dataset is
+    accepted.
 
-    NovaError: the source cannot be read, its format is not recognised, no row is left, or more than the share
-    `max_bad_rows` of the rows is refused.
+    Raises NovaError if the source cannot be read, its format is not recognised, no row is left, or the fraction of
+    refused rows exceeds `max_bad_rows`.
     """
 
     def build(row: RawRow) -> tuple[list[Prompt], bool]:
@@ -123,12 +123,12 @@ def load_sft(
     template_kwargs: Mapping[str, Any] | None = None,
     unused: Unused | None = None,
 ) -> tuple[list[Sequence], RowCounts]:
-    """The sequences to imitate, in the data's order; several for a row whose earlier turns the chat template rewrites:
-    how many for each row used is added to `sizes`.
+    """The training sequences, in the order of the data. A row gives several if the chat template rewrites its earlier
+    turns; the number per used row is appended to `sizes`.
 
-    A column of texts (`text`) is learnt whole, without chat template: language modelling. A row of more than
-    `max_length` tokens loses its tail (and is refused if nothing to learn remains), or is refused
-    with `on_long="refuse"`. Everything else is as in `load_rl`.
+    A `text` column is trained on in full, without chat template (language modelling). A row of more than `max_length`
+    tokens is truncated at the end (and refused if nothing to train on remains), or refused with `on_long="refuse"`.
+    Everything else is as in `load_rl`.
     """
 
     def build(row: RawRow) -> tuple[list[Sequence], bool]:
@@ -153,7 +153,7 @@ def load_sft(
         cut = [(tokens[:max_length], mask[:max_length]) for tokens, mask in rendered]
         kept = [as_sequence(piece) for piece in cut if any(piece[1][1:])]
         if not kept:
-            raise Refused(part, f"no token to learn lies within max_length={max_length}")
+            raise Refused(part, f"no tokens to train on within max_length={max_length}")
         return kept, longest > max_length
 
     check_limits(max_length, max_bad_rows)
@@ -163,7 +163,7 @@ def load_sft(
 
 
 def as_sequence(rendered: Rendered) -> Sequence:
-    """Rendered tokens as a sequence that no policy sampled."""
+    """Rendered tokens as a sequence that was not sampled from a policy."""
     tokens, mask = rendered
     zeros = (0.0,) * len(tokens)
     # Nothing predicts the first token, so it is never trained on.
@@ -171,13 +171,13 @@ def as_sequence(rendered: Rendered) -> Sequence:
 
 
 def row_kwargs(row: RawRow, given: Mapping[str, Any] | None, templated: bool) -> dict[str, Any]:
-    """What the chat template is given beside the messages: `given`, over which the row takes precedence."""
+    """The chat template's keyword arguments: `given`, overridden by the row's own."""
     return {**(given or {}), **template_kwargs_of(row_value(row))} if templated else {}
 
 
 @contextmanager
 def named(field: str) -> Iterator[None]:
-    """A row that is refused within, without a word of where, is refused for this field."""
+    """Add `field` to a Refused error raised inside that does not name one."""
     try:
         yield
     except Refused as refused:
@@ -185,15 +185,15 @@ def named(field: str) -> Iterator[None]:
 
 
 def check_limits(max_length: int, max_bad_rows: float) -> None:
-    """NovaError where a limit is out of its range."""
+    """Raise NovaError if a limit is out of range."""
     if max_length < 1:
         raise NovaError(f"must be at least 1, not {max_length}", where="max_length", fix="leave room for the prompt")
     if not 0.0 <= max_bad_rows <= 1.0:
-        raise NovaError(f"is a share from 0 to 1, not {max_bad_rows}", where="max_bad_rows", fix="for 1 % write 0.01")
+        raise NovaError(f"must be a fraction from 0 to 1, not {max_bad_rows}", where="max_bad_rows", fix="0.01 is 1 %")
 
 
 def open_rows(source: Source, split: str | None) -> tuple[list[RawRow], str]:
-    """The rows of a source, and its name for messages."""
+    """The rows of a source, and its name for error messages."""
     if isinstance(source, str | Path):
         return list(read(source, split)), str(source)
     rows = list(source)
@@ -209,8 +209,8 @@ def load_rows(
     where: str,
     sizes: list[int] | None = None,
 ) -> tuple[list[Item], RowCounts]:
-    """Build every row (into its items, whose number is added to `sizes`, and whether it was cut), and judge whether few
-    enough were refused."""
+    """Build the items of every row and check the fraction of refused rows. `build` returns a row's items and whether it
+    was truncated; the number of items per row is appended to `sizes`."""
     items: list[Item] = []
     bad: list[BadRow] = []
     read_rows = truncated = 0
@@ -227,10 +227,10 @@ def load_rows(
                 sizes.append(len(made))
     if bad and (len(bad) == read_rows or len(bad) / read_rows > max_bad_rows):
         shown = "; ".join(map(str, bad[:_SHOWN])) + ("; ..." if len(bad) > _SHOWN else "")
-        what, fix = f"{len(bad)} of {read_rows} rows cannot be used", "mend them"
+        what, fix = f"{len(bad)} of {read_rows} rows cannot be used", "fix them"
         if len(bad) < read_rows:
-            what += f", and max_bad_rows={max_bad_rows:g} allows fewer"
-            fix = "mend or remove them, or raise max_bad_rows"
+            what += f", more than max_bad_rows={max_bad_rows:g} allows"
+            fix = "fix or remove them, or raise max_bad_rows"
         raise NovaError(f"{what}: {shown}", where=where, fix=fix)
     if report is not None:
         for bad_row in bad:

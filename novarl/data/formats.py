@@ -1,17 +1,17 @@
-"""From rows to conversations: which column holds what, and whether each row is fit for use.
+"""Detect the format of rows, validate each row, and convert rows to conversations.
 
 | purpose | columns |
 |---|---|
 | SFT | `messages`, with an assistant turn · `prompt` and `completion` (or `response`): strings or lists of messages |
-| SFT | `instruction` and `output` (Alpaca) · `question` and `response` (OpenOrca), where neither is there |
-| SFT | `text`, learnt whole, where nothing else is there |
-| RL | `messages`, the last turn not the assistant's · `prompt`: string or list of messages; with or without `answer` |
+| SFT | `instruction` and `output` (Alpaca) · `question` and `response` (OpenOrca), if neither is present |
+| SFT | `text`, trained on in full, if nothing else is present |
+| RL | `messages`, not ending with an assistant turn · `prompt`: string or list of messages; with or without `answer` |
 
-`conversations` (ShareGPT, whose messages have `from` and `value`) stands for `messages`, and `instruction` for a
-prompt, where those are not there. Alpaca's `input` is the end of its instruction; a text in `system_prompt` or
-`system` is the system message, where the conversation has none. A row with images, videos or sounds is refused:
-training is on text. Any other names are given by keys. The format is read off the first rows; every row is then held to
-it.
+`conversations` (ShareGPT, whose messages have `from` and `value`) is read as `messages`, and `instruction` as the
+prompt, if those columns are absent. Alpaca's `input` is appended to its instruction; `system_prompt` or `system` is the
+system message if the conversation has none. Rows with images, videos or audio are refused, because training is on text.
+Other column names are set with the `*_key` options. The format is detected from the first rows, and every row must
+match it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from novarl.data.textual import json_kind
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SYSTEM = ("system_prompt", "system")
-"""Columns with a row's system message."""
+"""Columns that hold a row's system message."""
 _SHAREGPT = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"),
     **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
     "system": "system",
 }
-"""Who speaks, as `from` has it in ShareGPT's messages."""
+"""Roles by the `from` values of ShareGPT messages."""
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 Purpose = Literal["sft", "rl"]
 _SAMPLED = 100
@@ -48,7 +48,7 @@ _NOT_FOR_ROWS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns that hold a row's parts; as asked for by the user's keys, or as detected."""
+    """The columns that hold the parts of a row, as set by the user or detected."""
 
     messages: str | None = None
     prompt: str | None = None
@@ -59,7 +59,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One usable row. The first `context` messages are its prompt and never trained on (RL: all of them)."""
+    """One valid row. The first `context` messages are the prompt and are not trained on (in RL: all of them)."""
 
     id: str
     messages: tuple[Message, ...]
@@ -81,7 +81,7 @@ class BadRow:
 
 
 class Refused(NovaError):
-    """Raised where a row turns out to be of no use; the loader makes a BadRow of it."""
+    """Raised if a row cannot be used; the loader turns it into a BadRow."""
 
     def __init__(self, field: str, reason: str) -> None:
         self.field, self.reason = field, reason
@@ -91,42 +91,42 @@ class Refused(NovaError):
 def detect(rows: Sequence[RawRow], purpose: Purpose, *, keys: Columns, where: str) -> Columns:
     """The columns to read, from the user's `keys` and the first rows.
 
-    A column counts as there if at least half of the first rows that could be read hold a value in it. NovaError: no
-    format fits, two do, the keys contradict each other, or a key names a column that no row has.
+    A column is present if at least half of the first readable rows have a value in it. Raises NovaError if no format or
+    more than one fits, the keys contradict each other, or a key names a column that no row has.
     """
     if keys.messages is not None and (keys.prompt is not None or keys.completion is not None):
         fix = "keep messages_key, or prompt_key (and completion_key)"
-        raise NovaError("messages_key and prompt_key exclude each other", where=where, fix=fix)
+        raise NovaError("messages_key and prompt_key cannot both be set", where=where, fix=fix)
     if keys.text is not None and (keys.messages or keys.prompt or keys.completion):
-        what = "text_key is for texts without a prompt, and another key says where the conversation is"
-        raise NovaError(what, where=where, fix="keep text_key, or the others")
+        what = "text_key is for texts without a prompt and cannot be combined with keys for a conversation"
+        raise NovaError(what, where=where, fix="set either text_key or the others")
     present, names = columns_seen(rows, asdict(keys), where=where)
     if purpose == "rl":
         present = prompts_only(present, rows)
     found = _sft_columns(present, keys) if purpose == "sft" else _rl_columns(present, keys)
     if len(found) != 1:
         keys_to_set = "messages_key, or prompt_key and completion_key, or text_key"
-        fix = f"set {keys_to_set if purpose == 'sft' else 'messages_key or prompt_key, and answer_key if there is one'}"
+        fix = f"set {keys_to_set if purpose == 'sft' else 'messages_key or prompt_key, and answer_key for answers'}"
         fix = (advice(present, purpose) if not found else None) or fix
         what = "no known format" if not found else "more than one format"
-        raise NovaError(f"{what} fits the columns: {names}", where=where, fix=fix)
+        raise NovaError(f"{what} matches the columns: {names}", where=where, fix=fix)
     return found[0]
 
 
 def columns_seen(rows: Sequence[RawRow], keys: Mapping[str, str | None], *, where: str) -> tuple[list[str], str]:
-    """The columns that at least half of the first readable rows fill, and the names of all of theirs, for a message.
+    """The columns that at least half of the first readable rows fill, and all their column names for error messages.
 
-    `keys` says which column the user named for each part. NovaError: no row can be read, or a column named is in none.
+    `keys` maps parts to the user's column names. Raises NovaError if no row can be read or a column is missing.
     """
     good = [row.value for row in rows if row.value is not None]
     if not good:
         first = next((f": {row.where}: {row.error}" for row in rows), "")
-        raise NovaError(f"no row could be read{first}", where=where, fix="check that it is the right file")
+        raise NovaError(f"no row could be read{first}", where=where, fix="check that this is the right file")
     for part, name in keys.items():
         if name is not None and not any(name in row or at_path(row, name) is not None for row in good):
             columns = sorted({column for row in good for column in row})
             near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
-            fix = f"did you mean {near[0]!r}?" if near else f"the columns are: {', '.join(columns[:20]) or 'none'}"
+            fix = f"did you mean {near[0]!r}?" if near else f"columns: {', '.join(columns[:20]) or 'none'}"
             raise NovaError(f"{part}_key={name}, but no row has that column", where=where, fix=fix)
     sample = good[:_SAMPLED]
     counts = Counter(name for row in sample for name, value in row.items() if value is not None)
@@ -151,7 +151,7 @@ def _sft_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
     usual = (("instruction", "output"), ("instruction", "response"), ("question", "response"))
     if not found:
         found = [Columns(prompt=asked, completion=said) for asked, said in usual if {asked, said} <= set(present)]
-    # A text says nothing of who speaks, so it is read only where nothing else can be.
+    # A plain text has no roles, so it is used only if no other format matches.
     return found or ([Columns(text="text")] if "text" in present else [])
 
 
@@ -169,7 +169,7 @@ def _rl_columns(present: Sequence[str], keys: Columns) -> list[Columns]:
 
 
 def prompts_only(present: Sequence[str], rows: Sequence[RawRow]) -> list[str]:
-    """The columns that may hold a prompt: not `messages` that are answered already, beside a `prompt` (as in
+    """The columns that may hold a prompt: without `messages` that already contain the answer next to a `prompt` (as in
     UltraFeedback's binarized rows)."""
     if not {"prompt", "messages"} <= set(present):
         return list(present)
@@ -180,28 +180,28 @@ def prompts_only(present: Sequence[str], rows: Sequence[RawRow]) -> list[str]:
 
 
 def advice(present: Sequence[str], purpose: Literal["sft", "rl", "pairs"]) -> str | None:
-    """What to do with rows of a known kind that this command does not learn from."""
+    """Advice for rows of a known format that this command does not train on."""
     names = set(present)
     if "input_ids" in names:
-        return "rows of token ids are not read: give their text"
+        return "rows of token ids are not supported: provide the text"
     if {"completions", "labels"} <= names:
-        return "rows with a label for each step are not supported: join the steps into completion, with one label"
+        return "step-level labels are not supported: join the steps into one completion with one label"
     if {"instruction", "completions"} <= names:
-        return "these look like UltraFeedback's own rows: use its binarized form, with prompt, chosen and rejected"
+        return "these look like raw UltraFeedback rows: use the binarized version, with prompt, chosen and rejected"
     if {"chosen", "rejected"} <= names and purpose != "pairs":
-        return "rows with chosen and rejected are for novarl dpo and novarl rm"
+        return "for rows with chosen and rejected use novarl dpo or novarl rm"
     if names & {"prompt", "instruction"} and purpose == "sft":
-        return "prompts without a completion are for novarl rl; or set completion_key"
+        return "for prompts without a completion use novarl rl, or set completion_key"
     if "text" in names and purpose == "rl":
-        return "texts without a prompt are for novarl sft; or set prompt_key=text"
+        return "for texts without a prompt use novarl sft, or set prompt_key=text"
     if purpose == "pairs" and names & {"messages", "completion"} and not names & {"chosen", "rejected", "label"}:
-        return "rows with one answer are for novarl sft; or set chosen_key and rejected_key"
+        return "for rows with a single answer use novarl sft, or set chosen_key and rejected_key"
     return None
 
 
 def sft_example(row: RawRow, columns: Columns) -> Example:
-    """A conversation to learn from. Every assistant turn of `messages`, or of `completion`, is trained on; a `text` is
-    one turn without a prompt."""
+    """A conversation to train on: every assistant turn of `messages` or `completion`, or all of a `text`, which is one
+    turn without a prompt."""
     value = row_value(row)
     if columns.text is not None:
         text = cell(value, columns.text)
@@ -219,16 +219,16 @@ def sft_example(row: RawRow, columns: Columns) -> Example:
         messages, context = prompt + turns_of(value, columns.completion, "assistant"), len(prompt)
         name = columns.completion
     if messages[0]["role"] == "assistant":
-        raise Refused(columns.messages or columns.prompt or "", "an assistant turn comes first, with nothing to answer")
+        raise Refused(columns.messages or columns.prompt or "", "the conversation begins with an assistant turn")
     if not any(message["role"] == "assistant" and is_trained(message) for message in messages[context:]):
-        raise Refused(name, "holds no assistant turn to learn from")
+        raise Refused(name, "has no assistant turn to train on")
     return Example(row.where, messages, context)
 
 
 def rl_example(row: RawRow, columns: Columns) -> Example:
-    """A prompt to answer, its reference answer, and the other columns for rewards that ask for them by name.
+    """A prompt, its reference answer, and the other columns for rewards that take them by name.
 
-    An answer column of another name stays among the others too: TRL's reward functions know it by that name.
+    An answer column with another name is also kept among the others, because TRL reward functions read it by that name.
     """
     value = row_value(row)
     name = columns.messages or columns.prompt
@@ -238,7 +238,7 @@ def rl_example(row: RawRow, columns: Columns) -> Example:
     else:
         messages = prompt_turns(value, name)
     if messages[-1]["role"] == "assistant":
-        raise Refused(f"{name}[{len(messages) - 1}].role", "ends with an assistant turn: nothing is left to answer")
+        raise Refused(f"{name}[{len(messages) - 1}].role", "ends with an assistant turn: there is no prompt")
     answer = None if columns.answer is None else cell(value, columns.answer)
     used = {name, "answer"} if columns.answer == "answer" else {name}
     extra = {column: item for column, item in value.items() if column not in used}
@@ -246,18 +246,18 @@ def rl_example(row: RawRow, columns: Columns) -> Example:
 
 
 def is_trained(message: Message) -> bool:
-    """Whether an assistant turn is learnt; `weight: 0` or `train: false` makes it context."""
+    """Whether an assistant turn is trained on; `weight: 0` or `train: false` excludes it."""
     return message.get("weight", 1) != 0 and message.get("train", 1) != 0
 
 
 def template_kwargs_of(value: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row gives the chat template beside its messages: its columns `chat_template_kwargs` and `tools`, as values
-    or as JSON of them."""
+    """A row's keyword arguments for the chat template: the columns `chat_template_kwargs` and `tools`, or JSON of
+    them."""
     given = _from_json(value, "chat_template_kwargs", {})
     if not isinstance(given, Mapping):
         raise Refused("chat_template_kwargs", f"must be an object, not {json_kind(given)}")
     if taken := [name for name in given if name in _NOT_FOR_ROWS]:
-        raise Refused(f"chat_template_kwargs.{taken[0]}", "is not the row's to say")
+        raise Refused(f"chat_template_kwargs.{taken[0]}", "cannot be set by a row")
     kwargs = dict(given)
     tools = _from_json(value, "tools", [])
     if not isinstance(tools, list | tuple):
@@ -279,7 +279,7 @@ def _from_json(value: Mapping[str, Any], name: str, absent: Any) -> Any:
         try:
             return json.loads(item)
         except (ValueError, RecursionError) as error:
-            raise Refused(name, "is text, but no JSON") from error
+            raise Refused(name, "is a string but not valid JSON") from error
     return item
 
 
@@ -288,7 +288,7 @@ def row_value(row: RawRow) -> Mapping[str, Any]:
         raise Refused("", row.error or "could not be read")
     for name in _MEDIA:
         if row.value.get(name):
-            raise Refused(name, "is not text, and training is on text alone: remove such rows, or the column")
+            raise Refused(name, "is not text, and only text is supported: remove such rows or the column")
     return row.value
 
 
@@ -300,8 +300,7 @@ def cell(value: Mapping[str, Any], name: str) -> Any:
 
 
 def at_path(value: Mapping[str, Any], path: str) -> Any:
-    """The item at a dotted path, such as `extra_info.answer`; None where there is none. A column whose own name holds
-    the dots comes first.
+    """The item at a dotted path such as `extra_info.answer`, or None. A column with that exact name takes precedence.
 
     >>> at_path({"extra_info": {"answer": "4"}}, "extra_info.answer"), at_path({"a.b": 1}, "a.b"), at_path({}, "a.b")
     ('4', 1, None)
@@ -314,7 +313,7 @@ def at_path(value: Mapping[str, Any], path: str) -> Any:
 
 
 def prompt_turns(value: Mapping[str, Any], name: str) -> tuple[Message, ...]:
-    """A row's prompt, with Alpaca's `input` at the end of its instruction, after the row's system message."""
+    """A row's prompt: the system message, if any, then the instruction with Alpaca's `input` appended."""
     turns = turns_of(value, name, "user")
     more = value.get("input")
     if name == "instruction" and isinstance(value[name], str) and isinstance(more, str) and more.strip():
@@ -323,7 +322,7 @@ def prompt_turns(value: Mapping[str, Any], name: str) -> tuple[Message, ...]:
 
 
 def with_system(value: Mapping[str, Any], messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The conversation after the system message of the row's own column, where it does not begin with one."""
+    """Prepend the system message of the row's system column, if the conversation does not begin with one."""
     text = next((text for name in SYSTEM if isinstance(text := value.get(name), str) and text.strip()), None)
     if text is None or messages[0]["role"] in ("system", "developer"):
         return messages
@@ -347,7 +346,7 @@ def messages_of(value: Any, name: str) -> tuple[Message, ...]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise Refused(name, "must be a list of messages, or JSON of one, not plain text") from error
+            raise Refused(name, "must be a list of messages, or such a list as JSON, not plain text") from error
     if not isinstance(value, list | tuple):
         raise Refused(name, f"must be a list of messages, not {json_kind(value)}")
     if not value:
@@ -371,7 +370,7 @@ def _message(value: Any, name: str) -> Message:
             raise Refused(
                 f"{name}.{key}", f"must be 0 or 1, not {value[key]!r}" if key == "weight" else "must be true or false"
             )
-    # Parquet and Arrow give every message every key that some message has: null means absent.
+    # In Parquet and Arrow every message has the union of all keys: null means absent.
     message = {key: item for key, item in value.items() if item is not None}
     if role == "assistant" and message.get("tool_calls") and not message.get("content"):
         return message | {"content": ""}
@@ -379,11 +378,11 @@ def _message(value: Any, name: str) -> Message:
 
 
 def _of_sharegpt(value: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A message of ShareGPT's form, `from` and `value`, as `role` and `content`."""
+    """Convert a ShareGPT message (`from`, `value`) to `role` and `content`."""
     speaker = value["from"]
     role = _SHAREGPT.get(speaker.lower()) if isinstance(speaker, str) else None
     if role is None:
-        raise Refused(f"{name}.from", f"unknown speaker {str(speaker)[:40]!r}, not one of {', '.join(_SHAREGPT)}")
+        raise Refused(f"{name}.from", f"unknown role {str(speaker)[:40]!r}, not one of {', '.join(_SHAREGPT)}")
     rest = {key: item for key, item in value.items() if key not in ("from", "value")}
     return {"role": role, "content": value.get("value"), **rest}
 
@@ -399,13 +398,13 @@ def _content(value: Any, name: str) -> str:
 
 
 def _joined(parts: Sequence[Any], name: str) -> str:
-    """The text of a content in parts, each `{"type": "text", "text": ...}`."""
+    """The text of a content given as parts, each `{"type": "text", "text": ...}`."""
     texts = []
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind is None:
             raise Refused(name, "must be a string, not a list")
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise Refused(f"{name}[{index}]", f"is of type {str(kind)[:40]!r}, and training is on text alone")
+            raise Refused(f"{name}[{index}]", f"has type {str(kind)[:40]!r}, but only text is supported")
         texts.append(part["text"])
     return "".join(texts)

@@ -1,7 +1,7 @@
-"""Packing: from scored rollouts to one flat token axis, and the ways of dividing it.
+"""Pack scored rollouts into one flat token axis, and split it into minibatches, ranks and micro-batches.
 
-Which trajectories share an optimiser update, a rank or a micro-batch is decided here, by pure functions of lengths,
-group ids and a seed. None of it changes a gradient: denominators are fixed before, over the whole batch.
+The splits are pure functions of lengths, group ids and a seed. They do not change the gradient, because denominators
+are fixed beforehand over the whole batch.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from novarl.core.types import Batch, Scored, Sequence
 
 
 def pack(scored: Seq[Scored], *, dtype: torch.dtype = torch.float32) -> Batch:
-    """Trajectory r of the batch is `scored[r]`, its sequences in their order. `dtype` is that of the float columns.
+    """Trajectory r of the batch is `scored[r]`, with its sequences in order. `dtype` is that of the float columns.
 
-    A baseline rollout is packed with its mask all False. `reward_names` are in order of appearance; `rewards` is NaN
-    where a rollout lacks one that others have. ValueError: a rollout failed (those are excluded before).
+    A baseline rollout has a mask that is False everywhere. `reward_names` are in order of appearance; `rewards` is NaN
+    where a rollout lacks a reward that others have. Raises ValueError for a failed rollout (exclude those first).
     """
     for one in scored:
         if one.reward is None or one.rollout.status == "failed":
@@ -44,7 +44,7 @@ def pack(scored: Seq[Scored], *, dtype: torch.dtype = torch.float32) -> Batch:
 
 
 def pack_sequences(sequences: Seq[Sequence], *, dtype: torch.dtype = torch.float32) -> Batch:
-    """Sequences to imitate (SFT) as a batch: each a trajectory and a group of its own, with reward 0."""
+    """Pack training sequences (SFT): each is its own trajectory and group, with reward 0."""
     count = len(sequences)
     return _batch(
         [(sequence,) for sequence in sequences],
@@ -107,7 +107,7 @@ def _batch(
 
 
 def _supports(sequences: Seq[Sequence]) -> tuple[Tensor | None, Tensor | None]:
-    """The words of all tokens' supports, and where each token's begin and end; None where no sequence has any."""
+    """The concatenated supports of all tokens and their offsets; None if no sequence has any."""
     if all(sequence.support is None for sequence in sequences):
         return None, None
     held = [words for one in sequences for words in one.support or (b"",) * len(one.tokens)]
@@ -126,11 +126,11 @@ def _cumulative(lengths: Tensor) -> Tensor:
 
 def select(batch: Batch, trajectories: Seq[int]) -> tuple[Batch, Tensor]:
     """The sub-batch of `trajectories`, in the order given, and `token_index` [n] int64 with
-    `part.tokens == batch.tokens[token_index]`, by which any per-token tensor of the batch is sliced alike.
+    `part.tokens == batch.tokens[token_index]`, which slices any per-token tensor of the batch.
     """
     device = batch.tokens.device
     wanted = torch.tensor(list(trajectories), dtype=torch.int64, device=device)
-    # [r, S]: which sequences belong to the r-th wanted trajectory; rows give the new owner, columns the sequence.
+    # [r, S]: True where sequence s belongs to the r-th selected trajectory.
     traj, chosen = (wanted[:, None] == batch.traj[None, :]).nonzero(as_tuple=True)
     begin, length = batch.cu_seqlens[:-1][chosen], batch.cu_seqlens.diff()[chosen]
     cu_seqlens = _cumulative(length)
@@ -172,10 +172,10 @@ def padded(values: Tensor, cu_seqlens: Tensor, fill: float) -> Tensor:
 
 
 def partition(lengths: Seq[int], parts: int) -> list[list[int]]:
-    """Split items over `parts` ranks so that the largest sum is small (longest first, each to the lightest part).
+    """Split items over `parts` ranks with a small maximum sum (longest first, each to the lightest part).
 
-    At most 4/3 of the best possible (Graham, 1969). Ties go to the lower index; each part is in rising order, and may
-    be empty. ValueError: no parts.
+    At most 4/3 of the optimum (Graham, 1969). Ties go to the lower index; each part is in ascending order and may be
+    empty. Raises ValueError if `parts` is below 1.
     """
     if parts < 1:
         raise ValueError(f"cannot split over {parts} parts")
@@ -189,10 +189,10 @@ def partition(lengths: Seq[int], parts: int) -> list[list[int]]:
 
 
 def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
-    """Split items into few micro-batches of similar size, none of more than `budget` tokens (unless one item alone is).
+    """Split items into few micro-batches of similar size, of at most `budget` tokens (unless one item exceeds it).
 
-    Each micro-batch is in rising order, and the largest comes first: memory that it leaves holds each of the others,
-    and where there is not enough, that is known at once. ValueError: a budget below 1.
+    Each micro-batch is in ascending order. The largest comes first, so that its memory can be reused by the others and
+    a lack of memory shows immediately. Raises ValueError if `budget` is below 1.
     """
     if budget < 1:
         raise ValueError(f"a micro-batch needs a token budget of at least 1, not {budget}")
@@ -210,11 +210,11 @@ def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
 
 
 def padded_microbatches(shapes: Seq[tuple[int, int]], budget: int) -> list[list[int]]:
-    """Split items, each of (rows, the longest of them), into micro-batches that hold no more than `budget` tokens where
-    every row is padded to the longest of all (unless one item alone holds more): those of like length come together,
-    none beside one of more than twice its own.
+    """Split items, each (number of rows, longest row), into micro-batches of at most `budget` tokens after padding
+    every row to the longest (unless a single item exceeds it). Items of similar length are grouped: none shares a
+    micro-batch with one of more than twice its length.
 
-    Each micro-batch is in rising order, and the largest comes first, as in `microbatches`.
+    Each micro-batch is in ascending order, and the largest comes first, as in `microbatches`.
     """
     if budget < 1:
         raise ValueError(f"a micro-batch needs a token budget of at least 1, not {budget}")
@@ -233,10 +233,10 @@ def padded_microbatches(shapes: Seq[tuple[int, int]], budget: int) -> list[list[
 
 
 def minibatches(groups: Seq[int], k: int, seed: int) -> list[list[int]]:
-    """Split trajectories, given by their group ids, at random into `k` minibatches of similar size, one per update.
+    """Split trajectories, given by their group ids, randomly into `k` minibatches of similar size, one per update.
 
-    Groups stay whole; only if there are fewer groups than minibatches are they split. Fewer than `k` come back only if
-    there are fewer trajectories. Each is in rising order. ValueError: k below 1.
+    Groups are split only if there are fewer groups than minibatches. There are fewer than `k` minibatches only if there
+    are fewer trajectories. Each is in ascending order. Raises ValueError if k is below 1.
     """
     if k < 1:
         raise ValueError(f"cannot split into {k} minibatches")

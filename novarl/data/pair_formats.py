@@ -1,15 +1,16 @@
-"""From rows to preferences: which column holds which side, and whether a row says what is better.
+"""Detect the format of preference rows, validate them, and convert them to pairs or labelled examples.
 
 | rows | columns |
 |---|---|
-| pairs, the prompt apart | `prompt` (text or messages) or `messages`, and `chosen`, `rejected`: text or messages |
+| pairs with a separate prompt | `prompt` (text or messages) or `messages`, and `chosen`, `rejected`: text or messages |
 | the same | `instruction` (with `input`) or `question` or `conversations` in place of the prompt |
-| pairs that begin alike | `chosen`, `rejected`: messages, text, or a transcript in one string |
+| pairs with the prompt in both sides | `chosen`, `rejected`: messages, text, or a transcript in one string |
 | labelled answers | `prompt`, `completion` (or `response`), `label`: true or false |
 | labelled texts | `text`, `label`: true or false, 1 or 0, positive or negative |
 
-A transcript is "\\n\\nHuman: ... \\n\\nAssistant: ..."; all but its last answer is prompt. Pairs may have a `margin`, a
-number from 0. Any other names are given by keys. The format is read off the first rows; every row is then held to it.
+A transcript is "\\n\\nHuman: ... \\n\\nAssistant: ..."; everything before its last answer is the prompt. Pairs may have
+a `margin`, a number of at least 0. Other column names are set with the `*_key` options. The format is detected from the
+first rows, and every row must match it.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ LABELS = {
     **dict.fromkeys(("true", "1", "1.0", "yes", "positive", "pos", "good"), 1.0),
     **dict.fromkeys(("false", "0", "0.0", "no", "negative", "neg", "bad"), 0.0),
 }
-"""What a label may be, in any case of letters."""
+"""Accepted labels; upper or lower case."""
 _SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 @dataclass(frozen=True, slots=True)
 class PairColumns:
-    """The columns that hold a row's parts; as asked for by the user's keys, or as detected."""
+    """The columns that hold the parts of a row, as set by the user or detected."""
 
     chosen: str | None = None
     rejected: str | None = None
@@ -62,7 +63,7 @@ class PairColumns:
 
 @dataclass(frozen=True, slots=True)
 class PairExample:
-    """One usable pair: both sides as conversations, whose first `context` messages are the prompt they share."""
+    """One valid pair: both sides as conversations whose first `context` messages are the shared prompt."""
 
     id: str
     chosen: tuple[Message, ...]
@@ -73,7 +74,7 @@ class PairExample:
 
 @dataclass(frozen=True, slots=True)
 class LabelledExample:
-    """One usable labelled row: a conversation of which the first `context` messages are the prompt, or a plain text."""
+    """One valid labelled row: a conversation whose first `context` messages are the prompt, or a plain text."""
 
     id: str
     messages: tuple[Message, ...]
@@ -85,10 +86,10 @@ class LabelledExample:
 def detect_pairs(rows: Sequence[RawRow], *, keys: PairColumns, where: str, labels: bool) -> PairColumns:
     """The columns to read, from the user's `keys` and the first rows; with `labels` also those of labelled rows.
 
-    NovaError: no format fits, two do, the keys contradict each other, or a key names a column that no row has.
+    Raises NovaError if no format or more than one fits, the keys contradict each other, or a named column is missing.
     """
     if keys.messages is not None and keys.prompt is not None:
-        raise NovaError("messages_key and prompt_key exclude each other", where=where, fix="keep one of them")
+        raise NovaError("messages_key and prompt_key cannot both be set", where=where, fix="keep one of them")
     present, names = columns_seen(rows, asdict(keys), where=where)
     present = prompts_only(present, rows)
 
@@ -113,15 +114,15 @@ def detect_pairs(rows: Sequence[RawRow], *, keys: PairColumns, where: str, label
     if len(found) == 1:
         return found[0]
     what = "no known format" if not found else "more than one format"
-    fix = "set chosen_key and rejected_key, and prompt_key or messages_key where the prompt stands apart"
+    fix = "set chosen_key and rejected_key, and prompt_key or messages_key if the prompt is a separate column"
     more = "; or label_key and text_key, or prompt_key and completion_key" if labels else ""
-    hint = "" if labels or not label else "; rows with a label are for the losses kto, bce, implicit_ce, implicit_kto"
+    hint = "" if labels or not label else "; rows with a label need loss kto, bce, implicit_ce or implicit_kto"
     known = advice(present, "pairs") if not found else None
-    raise NovaError(f"{what} fits the columns: {names}", where=where, fix=known or fix + more + hint)
+    raise NovaError(f"{what} matches the columns: {names}", where=where, fix=known or fix + more + hint)
 
 
 def _prompts(chosen: str, rejected: str, keys: PairColumns, present: Sequence[str]) -> list[PairColumns]:
-    """Pairs of these two columns: one candidate for each column that may hold their prompt, one where none does."""
+    """Candidates for a pair of columns: one per possible prompt column, or one without."""
     margin = "margin" if "margin" in present else None
     if keys.prompt is not None or keys.messages is not None:
         return [PairColumns(chosen, rejected, keys.prompt, keys.messages, margin=margin)]
@@ -137,7 +138,7 @@ def _prompts(chosen: str, rejected: str, keys: PairColumns, present: Sequence[st
 
 
 def pair_example(row: RawRow, columns: PairColumns) -> PairExample:
-    """The prompt that the sides share, and the two ways it goes on. Refused: they share none, are equal or empty."""
+    """The shared prompt and the two answers. Raises Refused if the sides share no prompt, are equal or empty."""
     value = row_value(row)
     assert columns.chosen is not None and columns.rejected is not None
     sides = columns.chosen, columns.rejected
@@ -146,7 +147,7 @@ def pair_example(row: RawRow, columns: PairColumns) -> PairExample:
     else:
         first, second = cell(value, columns.chosen), cell(value, columns.rejected)
         if isinstance(first, str) != isinstance(second, str):
-            raise Refused(columns.rejected, f"is {json_kind(second)}, where {columns.chosen} is {json_kind(first)}")
+            raise Refused(columns.rejected, f"is {json_kind(second)}, but {columns.chosen} is {json_kind(first)}")
         if not isinstance(first, str):
             chosen, rejected = messages_of(first, columns.chosen), messages_of(second, columns.rejected)
             context = _parting(chosen, rejected, columns.rejected)
@@ -156,9 +157,7 @@ def pair_example(row: RawRow, columns: PairColumns) -> PairExample:
             chosen, rejected = _transcript(first, columns.chosen), _transcript(second, columns.rejected)
             context = len(chosen) - 1
             if chosen[:-1] != rejected[:-1]:
-                raise Refused(
-                    columns.rejected, f"shares no prompt with {columns.chosen}: they differ before the answer"
-                )
+                raise Refused(columns.rejected, f"has a different prompt than {columns.chosen}")
         else:
             chosen, rejected = _texts(first, second, columns.rejected)
             context = 1
@@ -170,7 +169,7 @@ def pair_example(row: RawRow, columns: PairColumns) -> PairExample:
 
 
 def labelled_example(row: RawRow, columns: PairColumns) -> LabelledExample:
-    """A prompt with an answer, or a text, and whether it is good."""
+    """A prompt with an answer, or a text, and its label."""
     value = row_value(row)
     assert columns.label is not None
     if columns.text is not None:
@@ -189,7 +188,7 @@ def labelled_example(row: RawRow, columns: PairColumns) -> LabelledExample:
 def _prompt_apart(
     value: Mapping[str, Any], names: tuple[str, str], columns: PairColumns
 ) -> tuple[tuple[Message, ...], tuple[Message, ...], int]:
-    """Both sides after the prompt of its own column; one that is repeated at the beginning of both is taken off."""
+    """Both sides with the prompt from its own column. A prompt repeated at the beginning of both sides is removed."""
     if columns.messages is not None:
         prompt = with_system(value, messages_of(cell(value, columns.messages), columns.messages))
     else:
@@ -203,18 +202,18 @@ def _prompt_apart(
 
 
 def _parting(chosen: Sequence[Message], rejected: Sequence[Message], name: str) -> int:
-    """How many messages two conversations share before their answers part."""
+    """The number of messages that two conversations share before their answers."""
     shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
-    if shared is None:  # one is the beginning of the other: they part at the last answer that both have
+    if shared is None:  # one is a prefix of the other: split at the last answer that both have
         shorter = min(len(chosen), len(rejected))
         shared = shorter - 1
     if shared == 0:
-        raise Refused(name, "shares no prompt with the chosen side: their first messages differ")
+        raise Refused(name, "shares no prompt with the chosen side: the first messages differ")
     return shared
 
 
 def _transcript(text: str, name: str) -> tuple[Message, ...]:
-    """ "\\n\\nHuman: ... \\n\\nAssistant: ..." as messages. A turn of which nothing is left is refused."""
+    """ "\\n\\nHuman: ... \\n\\nAssistant: ..." as messages. Raises Refused for an empty turn."""
     _, *parts = _SPEAKER.split(text)
     turns = [{"role": _ROLES[who], "content": said.strip()} for who, said in zip(parts[::2], parts[1::2], strict=True)]
     for index, turn in enumerate(turns):
@@ -225,31 +224,31 @@ def _transcript(text: str, name: str) -> tuple[Message, ...]:
 
 
 def _texts(chosen: str, rejected: str, name: str) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """Two texts as a prompt and two answers: the prompt is the whole words that both begin with."""
+    """Split two texts into a prompt and two answers. The prompt is their longest common prefix of whole words."""
     same = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
     shared = chosen[:same] if same is not None else min(chosen, rejected, key=len)
     gap = max((match.start() for match in re.finditer(r"(?<=\S)\s", shared)), default=0)
     if gap == 0:
-        raise Refused(name, "shares no prompt with the chosen side: they do not begin with the same words")
+        raise Refused(name, "shares no prompt with the chosen side: they begin with different words")
     prompt = {"role": "user", "content": shared[:gap]}
     first, second = ((prompt, {"role": "assistant", "content": side[gap:]}) for side in (chosen, rejected))
     return first, second
 
 
 def _bare(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages without the white space around them, which is no difference worth learning."""
+    """Messages stripped of surrounding white space, which is not a meaningful preference."""
     return [{**message, "content": message["content"].strip()} for message in messages]
 
 
 def _check_answer(messages: Sequence[Message], context: int, name: str) -> None:
-    """Refuse a side whose prompt is not one, or that holds no answer to it."""
+    """Raise Refused for a side whose prompt or answer is invalid."""
     prompt, answer = messages[:context], messages[context:]
     if messages[0]["role"] == "assistant":
-        raise Refused(name, "an assistant turn comes first, with nothing to answer")
+        raise Refused(name, "the conversation begins with an assistant turn")
     if prompt[-1]["role"] == "assistant":
         raise Refused(name, "the prompt ends with an assistant turn")
     if not answer or answer[0]["role"] != "assistant":
-        raise Refused(name, "does not go on with an assistant turn after the prompt")
+        raise Refused(name, "has no assistant turn after the prompt")
     if answer[-1]["role"] != "assistant":
         raise Refused(name, "does not end with an assistant turn")
     if any(not turn["content"].strip() and not turn.get("tool_calls") for turn in answer):
@@ -265,7 +264,7 @@ def _margin(value: Mapping[str, Any], name: str | None) -> float | None:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0.0 <= number < math.inf:
-        raise Refused(name, f"must be a number from 0, not {_short(given)}")
+        raise Refused(name, f"must be a number of at least 0, not {_short(given)}")
     return number
 
 

@@ -1,7 +1,7 @@
-"""Pairs and labelled answers: from rows to tokens, and from tokens to batches.
+"""Load preference pairs and labelled answers as tokens, and pack them into batches.
 
-A pair is one trajectory of two sequences, the chosen one first, so that no division into micro-batches or over ranks
-ever parts them. A pair's reward is its margin (0 where it has none), a labelled sequence's its label.
+A pair is one trajectory of two sequences, the chosen one first, so micro-batches and ranks never split it. The reward
+of a pair is its margin (0 if it has none); the reward of a labelled sequence is its label.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from novarl.data.unused import Unused
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one prompt, the first one preferred; `margin` says by how much, where the row says so."""
+    """Two answers to one prompt, the first one preferred, with an optional `margin`."""
 
     id: str
     chosen: Sequence
@@ -45,7 +45,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """An answer, or a whole text (`plain`), that is good (label 1.0) or bad (0.0)."""
+    """An answer, or a whole text (`plain`), labelled good (1.0) or bad (0.0)."""
 
     id: str
     sequence: Sequence
@@ -54,7 +54,7 @@ class Labelled:
 
 
 def pack_pairs(pairs: Seq[Pair], *, dtype: torch.dtype = torch.float32) -> Batch:
-    """Trajectory and group r of the batch is `pairs[r]`: sequence 2r its chosen side, 2r + 1 its rejected side."""
+    """Trajectory and group r of the batch is `pairs[r]`: sequence 2r is the chosen side, 2r + 1 the rejected side."""
     batch = pack_sequences([side for pair in pairs for side in (pair.chosen, pair.rejected)], dtype=dtype)
     group = torch.arange(len(pairs))
     return replace(
@@ -69,18 +69,18 @@ def pack_pairs(pairs: Seq[Pair], *, dtype: torch.dtype = torch.float32) -> Batch
 
 
 def pack_labelled(rows: Seq[Labelled], *, dtype: torch.dtype = torch.float32) -> Batch:
-    """Trajectory and group r of the batch is `rows[r]`, whose label is its reward."""
+    """Trajectory and group r of the batch is `rows[r]`, with the label as its reward."""
     batch = pack_sequences([row.sequence for row in rows], dtype=dtype)
     return replace(batch, reward=torch.tensor([row.label for row in rows], dtype=dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How rows become tokens: as in `dataset.load_sft`, whose limits and reports these are.
+    """How rows are tokenized. Limits and reports are those of `dataset.load_sft`.
 
-    Where a side has more than `max_length` tokens, the prompt loses its beginning (but keeps half of `max_length`) and
-    then the answer its tail; a text loses its tail, with `on_long="keep_end"` its beginning. A row is refused where
-    nothing of an answer is left, where both sides are then equal, and with `on_long="refuse"` in any case.
+    If a side has more than `max_length` tokens, the prompt is cut at its beginning (but keeps half of `max_length`) and
+    then the answer at its end. A text is cut at its end, with `on_long="keep_end"` at its beginning. A row is refused
+    if nothing of an answer is left, if both sides become equal, or with `on_long="refuse"`.
     """
 
     tokenizer: Tokenizer
@@ -94,7 +94,7 @@ class Reading:
     unused: Unused | None = None
 
     def note(self, row: RawRow, columns: PairColumns, messages: Seq[Message]) -> None:
-        """Tell `unused` of a row that is used."""
+        """Record a used row in `unused`."""
         if self.unused is None:
             return
         templated = self.apply_chat_template and columns.text is None
@@ -104,7 +104,7 @@ class Reading:
 
 
 def load_pairs(source: Source, reading: Reading, *, split: str | None = None) -> tuple[list[Pair], RowCounts]:
-    """The pairs of a data set, in its order; trained are the tokens of the answers. NovaError as in `load_sft`."""
+    """The pairs of a dataset, in order. Only answers are trained on. Raises NovaError as `load_sft` does."""
     check_limits(reading.max_length, reading.max_bad_rows)
     rows, where = open_rows(source, split)
     columns = detect_pairs(rows, keys=reading.keys, where=where, labels=False)
@@ -119,9 +119,9 @@ def load_pairs(source: Source, reading: Reading, *, split: str | None = None) ->
 def load_labelled(
     source: Source, reading: Reading, *, split: str | None = None
 ) -> tuple[list[tuple[Labelled, ...]], RowCounts]:
-    """The labelled answers or texts of a data set, those of one row together; trained is the answer, or the whole text.
+    """The labelled answers or texts of a dataset, grouped by row. The answer, or the whole text, is trained on.
 
-    A row with two sides gives two: what is chosen is good, what is rejected is bad. NovaError as in `load_sft`.
+    A pair gives two examples: the chosen side is good, the rejected side bad. Raises NovaError as `load_sft` does.
     """
     check_limits(reading.max_length, reading.max_bad_rows)
     rows, where = open_rows(source, split)
@@ -167,12 +167,12 @@ def _labelled(row: RawRow, example: LabelledExample, columns: PairColumns, readi
     if long:
         _refuse_long(len(tokens), columns.text or "", reading)
         if reading.on_long == "keep_end":
-            begin = mask.index(True)  # the bos token, where there is one, stays
+            begin = mask.index(True)  # keep the bos token, if there is one
             tokens = tokens[:begin] + tokens[len(tokens) - reading.max_length + begin :]
-        else:  # it ends like one that was not cut: its end token is where a classifier reads it
+        else:  # keep the end token, at which a classifier reads the text
             tokens = (*tokens[: reading.max_length - 1], tokens[-1])
     if len(tokens) < 2:
-        raise Refused(columns.text or "", f"no token to learn lies within max_length={reading.max_length}")
+        raise Refused(columns.text or "", f"no tokens to train on within max_length={reading.max_length}")
     return as_sequence((tokens, mask[: len(tokens)])), long
 
 
@@ -192,10 +192,10 @@ def _rendered(row: RawRow, messages: Seq[Message], context: int, name: str, read
 
 
 def _fit(sides: Seq[Rendered], names: Seq[str], reading: Reading) -> tuple[list[Sequence], bool]:
-    """Answers to one prompt within `max_length`, and whether anything was cut off.
+    """Answers to one prompt cut to `max_length`, and whether anything was cut.
 
-    The prompt loses its beginning, for all sides alike so that they still share it, but keeps half of `max_length`;
-    whatever is then still too long loses its tail.
+    The prompt is cut at its beginning, equally for all sides, but keeps half of `max_length`. Sides that are still too
+    long are then cut at their end.
     """
     most = reading.max_length
     longest = max(len(tokens) for tokens, _ in sides)
@@ -208,7 +208,7 @@ def _fit(sides: Seq[Rendered], names: Seq[str], reading: Reading) -> tuple[list[
     cut = [(tokens[begin : begin + most], mask[begin : begin + most]) for tokens, mask in sides]
     for name, (_, mask) in zip(names, cut, strict=True):
         if not any(mask[1:]):
-            raise Refused(name, f"no token of the answer lies within max_length={most}")
+            raise Refused(name, f"no tokens of the answer within max_length={most}")
     return [as_sequence(side) for side in cut], True
 
 

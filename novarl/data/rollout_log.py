@@ -1,9 +1,9 @@
-"""The rollout log: enough to read a step, and to replay it.
+"""The rollout log: everything needed to read and replay a step.
 
-rollouts/step-000010.jsonl         a line a rollout: prompt, text, rewards, status, why it failed; `extra`, where a
+rollouts/step-000010.jsonl         one line per rollout: prompt, text, rewards, status, failure reason; `extra` if a
                                    reward function logged columns
-rollouts/step-000010.safetensors   the packed batch: tokens, masks, log-probabilities, advantages; in its metadata,
-                                   `reward_names` names the columns of `rewards`, as a JSON list
+rollouts/step-000010.safetensors   the packed batch: tokens, masks, log-probabilities, advantages; its metadata entry
+                                   `reward_names` lists the columns of `rewards` as JSON
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from novarl.core.types import Batch, Credit, Scored, Scores
 def write_rollouts(
     folder: Path, step: int, scored: Sequence[Scored], batch: Batch, scores: Scores, credit: Credit
 ) -> None:
-    """Write both files of step number `step` under `folder`."""
+    """Write both files of `step` to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"step-{step:06d}"
     lines = [json.dumps(_line(item), ensure_ascii=False, default=str) + "\n" for item in scored]

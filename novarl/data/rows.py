@@ -1,4 +1,4 @@
-"""The rows of a run: some to learn from, some held out, each one accounted for."""
+"""The rows of a run, split into training and held-out rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from novarl.data.unused import Unused
 
 T = TypeVar("T")
 HELD_OUT_SHARE = 10
-"""At most one row in so many of a data file is held out."""
+"""At most one in this many rows of a data file is held out."""
 
 
 @dataclass(slots=True)
 class Rows(Generic[T]):
-    """`train` to learn from, `held_out` to measure on, what became of the rows, and those that could not be used."""
+    """Training rows, held-out rows for evaluation, row counts, and the rows that could not be used."""
 
     train: list[T]
     held_out: list[T]
@@ -34,23 +34,23 @@ class Rows(Generic[T]):
         return {**asdict(self.counts), "held_out": len(self.held_out)}
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint remembers of them."""
+        """What a checkpoint stores about the rows."""
         return {"rows": self.summary(), "train_rows": len(self.train)}
 
     def check_same(self, facts: Mapping[str, Any], run_dir: Path) -> None:
-        """NovaError where a run that goes on would learn from another number of rows than its checkpoint has in
-        mind: its place among them would mean others."""
+        """Raise NovaError if the number of training rows differs from the checkpoint's, as its position would be
+        wrong."""
         before, now = facts.get("train_rows", len(self.train)), len(self.train)
         if before != now:
             raise NovaError(
-                f"the run there learns from {before:,} rows, and this would from {now:,}",
+                f"this run was started with {before:,} training rows, but now has {now:,}",
                 where=f"run_dir={run_dir}",
-                fix="continue it with its data and its eval.n, or start a new run with model=<checkpoint>/model",
+                fix="resume with the same data and eval.n, or start a new run with model=<checkpoint>/model",
             )
 
     def notes(self, data: str | None, wanted: int, *, reads: Collection[str] | None = ()) -> list[str]:
-        """What should be known of a run on the rows of `data`, of which up to `wanted` were to be held out, and whose
-        columns `reads` (None: all) are for rewards."""
+        """Notes on a run with the rows of `data`: up to `wanted` rows should be held out, and rewards read the columns
+        `reads` (None: all)."""
         return [*(self.unused.notes(reads) if data else ()), *self._held_out_notes(data, wanted)]
 
     def _held_out_notes(self, data: str | None, wanted: int) -> list[str]:
@@ -64,28 +64,28 @@ class Rows(Generic[T]):
         if not known:
             return []
         many = f"{known:,} of {len(self.held_out):,} held-out {'row is' if len(self.held_out) == 1 else 'rows are'}"
-        return [f"{many} in the training rows too, word for word: the score is not on new rows alone"]
+        return [f"{many} also in the training data: the score is contaminated"]
 
     def report(self, bus: Bus) -> None:
-        """An event for each row that could not be used."""
+        """Emit an event for each row that could not be used."""
         for row in self.bad:
             bus.event("bad_row", where=row.where, field=row.field, reason=row.reason)
 
 
 def _content(item: object) -> tuple[int, ...]:
-    """What makes two rows the same: a prompt's tokens, a sequence's, those of the better answer of a pair."""
+    """The tokens by which rows are compared: those of a prompt, of a sequence, or of the chosen answer of a pair."""
     match item:
         case Pair(chosen=row) | Labelled(sequence=row):
             return row.tokens
         case Prompt() | TokenSequence():
             return item.tokens
-    raise TypeError(f"no row: {type(item).__name__}")
+    raise TypeError(f"not a row: {type(item).__name__}")
 
 
 def set_aside(items: list[T], most: int, sizes: Sequence[int] | None = None) -> tuple[list[T], list[T]]:
-    """(train, held out): every so-manyth row, at most `most` and a tenth of all, the same whatever the seed.
+    """(train, held out): every k-th row is held out, at most `most` and a tenth of all, independent of the seed.
 
-    `sizes`: how many consecutive items each row gave (one each, where not said). They stay on one side.
+    `sizes`: the number of consecutive items per row (default 1), which stay in the same split.
     """
     sizes = [1] * len(items) if sizes is None else sizes
     count = min(most, len(sizes) // HELD_OUT_SHARE)

@@ -1,7 +1,7 @@
-"""Prompts, rollouts and scored rollouts as JSON and back, exactly: what a checkpoint keeps of what was sampled.
+"""Exact conversion of prompts, rollouts and scored rollouts to JSON and back, for checkpoints.
 
-Floats survive because JSON writes the shortest text that reads back as the same float. Tuples inside answers, extra
-columns and info survive as `{"__tuple__": [...]}`, dicts whose keys JSON does not have as `{"__items__": [...]}`.
+Floats are exact because JSON writes the shortest text that reads back as the same float. Tuples inside answers, extra
+columns and info become `{"__tuple__": [...]}`, and dicts with non-string keys `{"__items__": [...]}`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TUPLE, _ITEMS = "__tuple__", "__items__"
 
 
 def scored_to_dict(scored: Scored) -> dict[str, Any]:
-    """`scored` as JSON values. NovaError: its prompt or info holds what JSON cannot (a tensor, an object)."""
+    """`scored` as JSON values. Raises NovaError if its prompt or info holds tensors or other objects."""
     return {
         "rollout": rollout_to_dict(scored.rollout),
         "rewards": _to_json(scored.rewards, "rewards"),
@@ -135,7 +135,7 @@ def _to_json(value: Any, where: str) -> Any:
             return {key: _to_json(item, f"{where}.{key}") for key, item in value.items()}
         return {_ITEMS: [[_to_json(key, where), _to_json(item, f"{where}.{key}")] for key, item in value.items()]}
     what = f"a {type(value).__name__} in a rollout cannot be saved with the run"
-    raise NovaError(what, where=where, fix="keep to numbers, strings, lists, tuples and dicts")
+    raise NovaError(what, where=where, fix="use only numbers, strings, lists, tuples and dicts")
 
 
 def _from_json(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Rows from wherever they lie: JSON, JSONL, CSV, Parquet and Arrow files, saved data sets, the Hugging Face hub.
+"""Read rows from JSON, JSONL, CSV, Parquet and Arrow files, saved datasets and the Hugging Face Hub.
 
-Every source yields `RawRow`s and names each one's place. A row that cannot be read is itself a row, with its reason; a
-file that cannot be read raises NovaError.
+Every source yields `RawRow`s with their locations. A row that cannot be read is yielded with its error; a file that
+cannot be read raises NovaError.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from novarl.data.textual import Place, csv_rows, json_rows, jsonl_rows
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet", ".arrow")
 _SPLIT = re.compile("train|test|valid|dev|eval", re.IGNORECASE)
-"""What in a file's name may say to which split it belongs."""
+"""Split names in file names."""
 _HUB_ID = re.compile(r"(?P<id>[\w.-]{1,96}(/[\w.-]{1,96})?)(:(?P<config>[\w.-]+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row as it lies in its source: `value`, or the `error` that kept it from being read.
+    """One row of a source: its `value`, or the `error` if it could not be read.
 
-    `where` names the row for people and, as the id of its prompt, its random stream: "rows.jsonl:12" (a line),
-    "rows.json:31[7]" (line 31, element 7), "rows.parquet:12" (the 12th row). It holds no directory, so that a moved
-    file gives the same run.
+    `where` names the row in messages and, as the id of its prompt, its random stream: "rows.jsonl:12" (a line),
+    "rows.json:31[7]" (line 31, element 7), "rows.parquet:12" (the 12th row). It contains no directory, so moving the
+    file does not change the run.
     """
 
     index: int
@@ -40,11 +40,12 @@ class RawRow:
 
 
 def read(path: str | Path, split: str | None = None) -> Iterator[RawRow]:
-    """The rows of a file, a directory or a hub data set, in their order.
+    """The rows of a file, a directory or a Hub dataset, in order.
 
-    `path` is a file with one of `SUFFIXES`; a directory written by `save_to_disk` or holding data files; or a hub id,
-    `owner/name` or `owner/name:config`. Directories and hub ids take a split: `path@split`, or RL2's `split@path`;
-    "train" if none is given. NovaError: nothing there, empty, of an unknown kind, damaged, or the hub does not answer.
+    `path` is a file with one of `SUFFIXES`; a directory written by `save_to_disk` or holding data files; or a Hub id,
+    `owner/name` or `owner/name:config`. Directories and Hub ids take a split: `path@split`, or RL2's `split@path`; the
+    default is "train". Raises NovaError if the source does not exist, is empty, damaged or of an unknown type, or if
+    the Hub cannot be reached.
     """
     name, split = _name_and_split(str(path), split)
     file = _existing(name)
@@ -57,18 +58,18 @@ def read(path: str | Path, split: str | None = None) -> Iterator[RawRow]:
         rows = _folder_rows(file, split)
     else:
         if split is not None:
-            raise NovaError(f"a file has no splits, yet split {split!r} was asked for", where=name, fix="leave it out")
+            raise NovaError(f"a file has no splits, but split {split!r} was requested", where=name, fix="leave it out")
         rows = _file_rows(file)
     return _numbered(rows, name)
 
 
 def from_python(rows: Iterable[Any], name: str) -> list[RawRow]:
-    """Rows in memory: mappings, or strings, which are prompts. Their places are `name[0]`, `name[1]`, ...
+    """Rows in memory: mappings, or strings as prompts. Their locations are `name[0]`, `name[1]`, ...
 
-    NovaError where there are none.
+    Raises NovaError if there are none.
     """
     if isinstance(rows, Mapping):
-        what, fix = "a data set with several splits", "name one of them: dataset['train']"
+        what, fix = "a dataset with several splits", "select one: dataset['train']"
         raise NovaError(f"is {what}: {', '.join(map(str, rows))}", where=name, fix=fix)
     found = []
     for index, row in enumerate(rows):
@@ -76,7 +77,7 @@ def from_python(rows: Iterable[Any], name: str) -> list[RawRow]:
         error = None if isinstance(value, Mapping) else f"is a {type(row).__name__}, not a mapping or a string"
         found.append(RawRow(index, f"{name}[{index}]", value if error is None else None, error))
     if not found:
-        raise NovaError("the data holds no rows", where=name, fix="give at least one")
+        raise NovaError("the dataset is empty", where=name, fix="pass at least one row")
     return found
 
 
@@ -87,7 +88,7 @@ def _name_and_split(name: str, split: str | None) -> tuple[str, str | None]:
     if "/" not in head and ("/" in tail or _existing(tail)):
         head, tail = tail, head
     if split is not None and split != tail:
-        raise NovaError(f"two splits are asked for, {tail!r} and {split!r}", where=name, fix="name one of them")
+        raise NovaError(f"two splits were given, {tail!r} and {split!r}", where=name, fix="keep one of them")
     return head, tail
 
 
@@ -100,8 +101,8 @@ def _existing(name: str) -> Path | None:
 
 
 def _folder_rows(directory: Path, split: str | None) -> Iterator[Place]:
-    """Those of a saved data set; of plain data files one after another, in the order of their names; and of anything
-    else, whose files or folders may be named after splits, as `datasets` reads it."""
+    """The rows of a saved dataset, or of plain data files in the order of their names. Anything else, such as files or
+    folders named after splits, is loaded with `datasets`."""
     if _is_saved(directory):
         return saved_rows(directory, split)
     entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
@@ -119,7 +120,7 @@ def _is_saved(directory: Path) -> bool:
 def _nearest_file(name: str) -> str:
     file = Path(name)
     if not name or not _existing(str(file.parent)):
-        return f"the directory {file.parent} does not exist either" if name else "name a file"
+        return f"the directory {file.parent} does not exist either" if name else "give a file"
     near = difflib.get_close_matches(file.name, sorted(entry.name for entry in file.parent.iterdir()), n=1)
     return f"did you mean {file.with_name(near[0])}?" if near else "check the path"
 
@@ -129,7 +130,7 @@ def _numbered(rows: Iterator[Place], name: str) -> Iterator[RawRow]:
     for index, (where, value, error) in enumerate(rows):
         yield RawRow(index, where, value, error)
     if index < 0:
-        raise NovaError("the data holds no rows", where=name, fix="check that it is the right file")
+        raise NovaError("the dataset is empty", where=name, fix="check that this is the right file")
 
 
 def _file_rows(file: Path) -> Iterator[Place]:
@@ -142,8 +143,8 @@ def _file_rows(file: Path) -> Iterator[Place]:
     }
     suffix = next((suffix for suffix in SUFFIXES if file.name.lower().endswith(suffix)), None)
     if suffix is None:
-        what = f"files named *{file.suffix} are of no known kind"
+        what = f"unsupported file type *{file.suffix}"
         raise NovaError(what, where=str(file), fix=f"use one of {', '.join(SUFFIXES)}")
     if file.stat().st_size == 0:
-        raise NovaError("the file is empty", where=str(file), fix="check that it is the right file")
+        raise NovaError("the file is empty", where=str(file), fix="check that this is the right file")
     return readers[suffix.removesuffix(".gz")](file)

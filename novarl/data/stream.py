@@ -1,4 +1,4 @@
-"""The order in which rows are used: shuffled anew each epoch, and known from a seed and a number alone."""
+"""The order of rows: reshuffled each epoch, as a pure function of the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from novarl.core.seeds import derive
 
 @lru_cache(maxsize=4)
 def _order(length: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The rows of an epoch, shuffled. Kept, as a loop asks for a few rows at a time and there may be millions."""
+    """The shuffled rows of an epoch. Cached, because a loop takes a few rows at a time and there may be millions."""
     order = list(range(length))
     random.Random(derive(seed, "shuffle", epoch)).shuffle(order)
     return tuple(order)
 
 
 class Stream:
-    """An endless stream of row indices; every epoch holds each row once.
+    """An endless stream of row indices; every epoch contains each row once.
 
-    The order of an epoch is a pure function of (seed, epoch), so the position is the whole state: a restarted stream
-    goes on exactly where it stopped, and no generator has to be saved.
+    The order of an epoch is a pure function of (seed, epoch), so the position is the whole state: a restored stream
+    continues exactly, and no generator is saved.
 
     >>> sorted(index for _, index in Stream(3, seed=0).take(3))
     [0, 1, 2]
@@ -31,11 +31,11 @@ class Stream:
 
     def __init__(self, length: int, seed: int) -> None:
         if length < 1:
-            raise NovaError("there are no rows to draw from", where="data", fix="give it at least one usable row")
+            raise NovaError("there are no rows", where="data", fix="provide at least one valid row")
         self.length, self.seed, self.position = length, seed, 0
 
     def take(self, k: int) -> list[tuple[int, int]]:
-        """The next `k` rows, as (epoch, index); goes on into the next epochs as needed."""
+        """The next `k` rows as (epoch, index), continuing into the next epochs as needed."""
         taken = [self._at(position) for position in range(self.position, self.position + k)]
         self.position += k
         return taken
@@ -48,9 +48,9 @@ class Stream:
         return {"length": self.length, "seed": self.seed, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` stopped. NovaError: it belongs to other data or another seed."""
+        """Continue from `state`. Raises NovaError if it belongs to other data or another seed."""
         for name, mine in (("length", self.length), ("seed", self.seed)):
             if state[name] != mine:
-                what = f"the checkpoint's data order has {name} {state[name]}, this run's {mine}"
+                what = f"the data order of the checkpoint has {name} {state[name]}, but this run has {mine}"
                 raise NovaError(what, where="data", fix="resume with the same data and seed, or start a new run")
         self.position = int(state["position"])

@@ -1,4 +1,4 @@
-"""The chat template: the one place where it runs, and what it writes around an assistant turn."""
+"""Render chat templates, and find what a template writes around an assistant turn."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _BRACKETED = re.compile(r"[<\[].+[>\]]")
 class TurnShape:
     """What a chat template writes around the content of the last assistant turn.
 
-    `opening` is the white space between the header and the content, `written` all that follows the content, `closing`
-    what of that the policy writes, up to the token `end` (None: the turn ends in text).
+    `opening` is the white space between the header and the content, `written` everything after the content, and
+    `closing` the part of it that the policy generates, up to the token `end` (None: the turn ends in text).
     """
 
     opening: str = ""
@@ -44,10 +44,10 @@ def write(
     generation: bool,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    """What the chat template writes for a conversation; with `generation` up to where the assistant speaks next.
+    """The rendered conversation, with `generation` up to the next assistant turn.
 
-    NovaError: the tokenizer has no chat template, or that goes beyond its bounds (`core.renderer`). Refused: the
-    template does not take these messages.
+    Raises NovaError if the tokenizer has no chat template or the template exceeds its limits (`core.renderer`), and
+    Refused if the template rejects the messages.
     """
     if not tokenizer.chat_template:
         raise NovaError("the tokenizer has no chat template", where="model", fix="set apply_chat_template=false")
@@ -59,14 +59,14 @@ def write(
     except NovaError:
         raise
     except TemplateFailed as error:
-        raise Refused("", f"the chat template refuses the row: {error}") from error
-    except Exception as error:  # templates refuse conversations (roles that must alternate) by raising
-        raise Refused("", f"the chat template refuses the row: {type(error).__name__}: {error}") from error
+        raise Refused("", f"the chat template rejects the row: {error}") from error
+    except Exception as error:  # templates raise to reject conversations (roles that must alternate)
+        raise Refused("", f"the chat template rejects the row: {type(error).__name__}: {error}") from error
     return str(text)
 
 
 def stop_tokens(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any] | None = None) -> tuple[int, ...]:
-    """The tokens that end an assistant turn: eos, and those with which the chat template ends an answer or a call."""
+    """The tokens that end an assistant turn: eos, and those that the chat template puts after an answer or a call."""
     found = [tokenizer.eos_token_id]
     if tokenizer.chat_template:
         for turn in (_ANSWER, {"role": "assistant", "content": "", "tool_calls": [_CALL, _CALL]}):
@@ -76,24 +76,24 @@ def stop_tokens(tokenizer: Tokenizer, template_kwargs: Mapping[str, Any] | None 
 
 
 def writes_date(template: str) -> bool:
-    """Whether a chat template asks for the current date."""
+    """Whether a chat template reads the current date."""
     return "strftime_now" in template
 
 
 def dated(template: str, day: datetime.date) -> str:
-    """`template`, for which it is always `day` (0:00): what it asks for by `strftime_now` is written into it."""
+    """`template` with a `strftime_now` that always returns `day` (0:00)."""
     moment = datetime.datetime.combine(day, datetime.time())
     filters = "".join(f"|replace({name!r}, {moment.strftime(name)!r})" for name in _DIRECTIVES)
     return f"{{%- macro strftime_now(format) -%}}{{{{- format{filters} -}}}}{{%- endmacro -%}}{template}"
 
 
 def turn_shape(tokenizer: Tokenizer) -> TurnShape:
-    """The shape of an answer in the tokenizer's chat template, found by a probe."""
+    """The shape of an answer in the tokenizer's chat template, found with a probe."""
     return _usual(cast("Hashable", tokenizer), str(tokenizer.chat_template))[0]
 
 
 def turn_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """`stop_tokens` of the tokenizer's chat template, found once."""
+    """`stop_tokens` of the tokenizer's chat template, cached."""
     return _usual(cast("Hashable", tokenizer), str(tokenizer.chat_template))[1]
 
 
@@ -103,7 +103,7 @@ def _usual(tokenizer: Any, template: str) -> tuple[TurnShape, tuple[int, ...]]:
 
 
 def _shape(tokenizer: Tokenizer, turn: Message, template_kwargs: Mapping[str, Any] | None) -> TurnShape:
-    """What is written around the probe in `turn`; nothing where the template does not take it."""
+    """The shape around the probe in `turn`; empty if the template rejects it."""
     try:
         header = write(tokenizer, [_QUESTION], generation=True, template_kwargs=template_kwargs)
         whole = write(tokenizer, [_QUESTION, turn], generation=False, template_kwargs=template_kwargs)
@@ -128,7 +128,7 @@ def _shape(tokenizer: Tokenizer, turn: Message, template_kwargs: Mapping[str, An
 
 
 def _is_marker(tokenizer: Any, token: int) -> bool:
-    """Whether a token stands for itself alone, and not for a piece of text."""
+    """Whether a token is a marker and not a piece of text."""
     if token == getattr(tokenizer, "unk_token_id", None):
         return False
     text = decode(tokenizer, [token]).strip()

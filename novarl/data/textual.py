@@ -1,4 +1,4 @@
-"""Rows from JSON, JSON lines and CSV, by the standard library, because only then is the line of a bad row known."""
+"""Rows from JSON, JSON Lines and CSV, read with the standard library so that bad rows can be reported by line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from novarl.core.errors import NovaError
 
 Place = tuple[str, Mapping[str, Any] | None, str | None]
-"""What every reader yields: where, the columns or None, and what kept them from being read or None."""
+"""What every reader yields: location, columns or None, error or None."""
 
 _DEEPEST = 100
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -23,27 +23,27 @@ _DECODER = json.JSONDecoder()
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """The file's lines, without a byte order mark; gunzipped where the name says so."""
+    """The file's lines without a byte order mark; `.gz` files are decompressed."""
     try:
         with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as stream:
             first = stream.readline()
             yield first.removeprefix(b"\xef\xbb\xbf")
             yield from stream
     except (OSError, EOFError, zlib.error) as error:
-        fix = "check that the file is whole and readable"
-        raise NovaError(f"cannot be read to its end: {error}", where=str(file), fix=fix) from error
+        fix = "check that the file is complete and readable"
+        raise NovaError(f"cannot be read completely: {error}", where=str(file), fix=fix) from error
 
 
 def _refusal(value: Any, text: str) -> str | None:
-    """Why a parsed JSON value, `text` in the file, is still not usable; None if it is."""
-    # The counts bound the depth and are cheap; only odd rows are walked.
+    """Why a parsed JSON value, `text` in the file, cannot be used; None if it can."""
+    # The counts are a cheap upper bound of the depth; only unusual rows are walked.
     if text.count("[") + text.count("{") > _DEEPEST and _deeper(value, _DEEPEST):
-        return f"JSON nested more than {_DEEPEST} deep"
+        return f"JSON nested more than {_DEEPEST} levels deep"
     if "\\u" in text:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            return "half of a surrogate pair, which is not text"
+            return "contains a lone surrogate, which is not valid text"
     return None if isinstance(value, dict) else f"a row must be an object, not {json_kind(value)}"
 
 
@@ -53,7 +53,7 @@ def _deeper(value: Any, depth: int) -> bool:
 
 
 def jsonl_rows(file: Path) -> Iterator[Place]:
-    """One object a line; blank lines are no rows. NovaError: the file cannot be read to its end."""
+    """One object per line; blank lines are skipped. Raises NovaError if the file cannot be read completely."""
     for number, line in enumerate(_lines(file), start=1):
         if line.strip():
             value, refusal = _parse_line(line)
@@ -62,10 +62,10 @@ def jsonl_rows(file: Path) -> Iterator[Place]:
 
 def _parse_line(line: bytes) -> tuple[Any, str | None]:
     try:
-        text = line.decode().rstrip("\r\n")  # or what is missing at the end is missed in column 1 of the next line
+        text = line.decode().rstrip("\r\n")  # otherwise an error at the end is reported in column 1 of the next line
         value = json.loads(text)
     except UnicodeDecodeError as error:
-        return None, f"not UTF-8 at byte {error.start + 1} of the line"
+        return None, f"not valid UTF-8 at byte {error.start + 1} of the line"
     except json.JSONDecodeError as error:
         return None, f"not valid JSON: {error.msg} at column {error.colno}"
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; thousands of brackets
@@ -74,7 +74,7 @@ def _parse_line(line: bytes) -> tuple[Any, str | None]:
 
 
 def json_kind(value: Any) -> str:
-    """What JSON calls a value, with its article.
+    """The JSON name of a value's type, with its article.
 
     >>> json_kind(True), json_kind([1]), json_kind(None)
     ('a boolean', 'a list', 'null')
@@ -87,9 +87,9 @@ def json_kind(value: Any) -> str:
 
 
 def json_rows(file: Path) -> Iterator[Place]:
-    """An array of objects, an object whose one list holds them, or JSON lines under the wrong name.
+    """An array of objects, an object with a single list of them, or JSON Lines under the wrong name.
 
-    NovaError: the file as a whole is not valid JSON, or holds no such list.
+    Raises NovaError if the file is not valid JSON or holds no such list.
     """
     try:
         text = b"".join(_lines(file)).decode()
@@ -101,9 +101,9 @@ def json_rows(file: Path) -> Iterator[Place]:
             yield from jsonl_rows(file)
             return
         what = f"not valid JSON: {error.msg} at column {error.colno}"
-        raise NovaError(what, where=f"{file}:{error.lineno}", fix="mend the file") from error
+        raise NovaError(what, where=f"{file}:{error.lineno}", fix="fix the file") from error
     except (ValueError, RecursionError) as error:
-        raise NovaError(f"not valid JSON: {error}", where=str(file), fix="mend the file") from error
+        raise NovaError(f"not valid JSON: {error}", where=str(file), fix="fix the file") from error
     for index, (line, value, element) in enumerate(_elements(text, _start_of_list(file, text, whole))):
         where = f"{file.name}:{line}[{index}]"
         refusal = _refusal(value, element)
@@ -125,7 +125,7 @@ def _start_of_list(file: Path, text: str, whole: Any) -> int:
     if len(lists) != 1:
         found = f"an object with {len(lists)} lists" if isinstance(whole, dict) else json_kind(whole)
         fix = "write an array of objects, or an object with one list of them"
-        raise NovaError(f"the file holds {found}, not a list of rows", where=str(file), fix=fix)
+        raise NovaError(f"the file contains {found}, not a list of rows", where=str(file), fix=fix)
     position = _skip(text, position, "{")
     while True:
         key, position = _DECODER.raw_decode(text, position)
@@ -150,15 +150,15 @@ def _elements(text: str, position: int) -> Iterator[tuple[int, Any, str]]:
 
 
 def csv_rows(file: Path) -> Iterator[Place]:
-    """Rows under a header, blanks beside whose names do not count; an empty cell is null.
+    """Rows after a header line, whose names are stripped of blanks; an empty cell is null.
 
-    Errors: NovaError where the header cannot be used.
+    Raises NovaError if the header is invalid.
 
-    After a row that cannot be parsed, reading goes on at its second line. Otherwise one stray quote would silently
-    swallow every row up to the next quote.
+    After a row that cannot be parsed, reading continues at its second line. Otherwise a stray quote would silently
+    swallow all rows up to the next quote.
     """
     csv.field_size_limit(2**31 - 1)
-    # Undecodable bytes become lone surrogates, so that one bad byte costs one row and not the file.
+    # Undecodable bytes become lone surrogates, so that a bad byte affects one row and not the file.
     lines = [line.decode(errors="surrogateescape") for line in _lines(file)]
     header, start = _csv_header(file, lines)
     while start < len(lines):
@@ -184,19 +184,19 @@ def _csv_header(file: Path, lines: Sequence[str]) -> tuple[list[str], int]:
     except csv.Error as error:
         problem = str(error)
     if problem is None and not all(map(_is_text, header)):
-        problem = "not UTF-8"
+        problem = "not valid UTF-8"
     if problem is not None:
-        what = f"the CSV header cannot be used: {problem}"
-        raise NovaError(what, where=f"{file}:1", fix="name each column once, in UTF-8")
+        what = f"the CSV header is invalid: {problem}"
+        raise NovaError(what, where=f"{file}:1", fix="give each column a unique name, in UTF-8")
     return header, reader.line_num
 
 
 def _csv_row(where: str, header: Sequence[str], cells: Sequence[str]) -> Place:
     if len(cells) != len(header):
-        return where, None, f"{len(cells)} columns where the header names {len(header)}"
+        return where, None, f"{len(cells)} columns, but the header has {len(header)}"
     for name, cell in zip(header, cells, strict=True):
         if not _is_text(cell):
-            return where, None, f"not UTF-8 in column {name!r}"
+            return where, None, f"not valid UTF-8 in column {name!r}"
     return where, {name: cell or None for name, cell in zip(header, cells, strict=True)}, None
 
 

@@ -1,7 +1,7 @@
-"""Templates whose prompt opens a thought that the finished conversation does not show (DeepSeek-R1's, QwQ's).
+"""Templates whose prompt opens a thinking block that the finished conversation omits (DeepSeek-R1, QwQ).
 
-The prompt for the assistant then is no beginning of the finished conversation. What the policy would write after that
-prompt is the thought, the tag that closes it, and the answer.
+The assistant prompt is then not a prefix of the finished conversation. After that prompt the policy generates the
+thought, the closing tag and the answer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 def after_opened_thought(header: str, whole: str, message: Message) -> str | None:
-    """What follows `header` in the turn of `message`, which the template finishes as `whole`.
+    """The text after `header` in the turn of `message`, where `whole` is the rendered turn.
 
-    None: the header does not end in a thought that the finished turn lacks.
+    None if the header does not end with a thinking block that the finished turn lacks.
     """
     opened = _OPENED.search(header)
     before = header[: opened.start()].rstrip() if opened else ""
@@ -29,7 +29,7 @@ def after_opened_thought(header: str, whole: str, message: Message) -> str | Non
     tag, name = opened["tag"], opened["name"]
     closing = f"{tag[0]}/{name}{tag[-1]}"
     rest = whole[len(before) :].lstrip()
-    if opened["close"]:  # an empty thought, as where thinking is off
+    if opened["close"]:  # an empty thought, as when thinking is disabled
         return re.sub(rf"\A{re.escape(tag)}\s*{re.escape(closing)}\s*", "", rest)
     if rest.startswith(tag):
         return rest.removeprefix(tag).lstrip("\n")
@@ -40,7 +40,7 @@ def after_opened_thought(header: str, whole: str, message: Message) -> str | Non
     if closing in content:
         thought, _, answer = content.partition(closing)
         gap = answer[: len(answer) - len(answer.lstrip())]
-        if thought.lstrip().startswith(tag):  # which the header has written already
+        if thought.lstrip().startswith(tag):  # already part of the header
             thought = thought.lstrip().removeprefix(tag).lstrip("\n")
         return thought + closing + gap + rest
     return f"{stated.strip()}\n{closing}\n\n{rest}"

@@ -1,4 +1,4 @@
-"""Which keys of rows and messages nothing reads, so that nothing is dropped in silence."""
+"""Find keys of rows and messages that nothing reads, so that none is dropped silently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from novarl.data.formats import SYSTEM, Refused
 from novarl.data.template import write
 
 _READ = frozenset(("role", "content", "weight", "train"))
-"""Keys of a message that the reader itself needs."""
+"""Keys of a message that are read directly."""
 _FOR_TEMPLATE = ("tools", "chat_template_kwargs")
 
 
@@ -23,9 +23,9 @@ _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 @dataclass(slots=True)
 class Unused:
-    """Collects, over the rows of a run, columns and keys of messages that neither the reader nor the chat template
-    uses. A template uses a keyword argument that its text names, and a key of messages without which it writes one of
-    the first `_TRIED` rows with that key otherwise."""
+    """Collects the columns and message keys of a run's rows that neither the loader nor the chat template uses. A
+    template uses a keyword argument if its source contains the name, and a message key if removing it changes the
+    rendering of one of the first `_TRIED` rows with that key."""
 
     columns: set[str] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)
@@ -45,7 +45,7 @@ class Unused:
         templated: bool,
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Take in one row: `read` are the columns that its reader looked at, `kwargs` what the template was given."""
+        """Add one row: `read` are the columns that were read, `kwargs` the template's keyword arguments."""
         if self._words is None:
             self.templated = templated
             self._words = frozenset(re.findall(r"\w+", str(tokenizer.chat_template)) if templated else ())
@@ -66,29 +66,29 @@ class Unused:
         self.kwargs |= kwargs.keys() - self._words - {"tools"}
 
     def notes(self, reads: Collection[str] | None = ()) -> list[str]:
-        """What is said of them at the start; `reads`: the columns that rewards read (None: all)."""
+        """Notes for the start of a run. `reads`: the columns that rewards read (None: all)."""
         found = []
         columns = sorted(self.columns if reads is not None else self.columns & set(_FOR_TEMPLATE))
         columns = [name for name in columns if name not in (reads or ())]
         if columns:
             why = ""
             if not self.templated and (lost := [name for name in columns if name in _FOR_TEMPLATE]):
-                why = f" ({' and '.join(lost)}: for the chat template, which apply_chat_template=false leaves out)"
-            found.append(f"nothing uses these columns of the data: {', '.join(columns)}{why}")
+                why = f" ({' and '.join(lost)}: for the chat template, which apply_chat_template=false disables)"
+            found.append(f"unused data columns: {', '.join(columns)}{why}")
         if self.keys:
-            who = "the chat template does not use" if self.templated else "nothing uses"
-            found.append(f"{who} these keys of the messages: {', '.join(sorted(self.keys))}")
+            who = "message keys that the chat template does not use" if self.templated else "unused message keys"
+            found.append(f"{who}: {', '.join(sorted(self.keys))}")
         if self.kwargs:
             names = ", ".join(sorted(self.kwargs))
-            found.append(f"the chat template does not use these of its keyword arguments: {names}")
+            found.append(f"keyword arguments that the chat template does not use: {names}")
         return found
 
 
 def _written(tokenizer: Tokenizer, messages: list[Message], key: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the chat template writes these messages otherwise without this key."""
+    """Whether removing this key changes how the chat template renders these messages."""
     bare = [{name: item for name, item in message.items() if name != key} for message in messages]
     try:
         given, without = (write(tokenizer, some, generation=False, template_kwargs=kwargs) for some in (messages, bare))
-    except Refused:  # it needs the key, or cannot do with an answer that is there for comparison only
+    except Refused:  # the template requires the key, or rejects the comparison
         return True
     return given != without

@@ -1,4 +1,4 @@
-"""The processes of a run. One process is the identity, so nothing above asks how many there are."""
+"""The processes of a run. With one process all collectives are no-ops, so callers need not know how many there are."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ T = TypeVar("T")
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """A collective. What fails in it, all arguments being ours, is the connection to the other processes: LostRank."""
+    """A context for collectives. Errors inside mean that the connection to another process is lost: LostRank."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, OSError) as error:
         raise LostRank(
-            f"another process of the run is gone or does not answer ({first_line(error)})",
+            f"another process of the run has terminated or does not respond ({first_line(error)})",
             where=f"rank {os.environ.get('RANK', '?')}",
-            fix="see what ended it in its own output, then go on from the last checkpoint with resume=auto",
+            fix="check its output for the cause, then resume from the last checkpoint with resume=auto",
         ) from None
 
 
 class Ranks:
-    """The process group: collectives that cost nothing with one process.
+    """The process group, with collectives that are free with one process.
 
-    Under `torchrun` the group is joined from the environment (gloo on CPU, NCCL on CUDA); without it, one process.
+    Under `torchrun` the group is initialised from the environment (gloo on CPU, NCCL on CUDA); otherwise it is one
+    process.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -43,12 +44,12 @@ class Ranks:
 
     @classmethod
     def start(cls, device: torch.device, *, timeout_s: float = 600.0) -> Ranks:
-        """Join the group that torchrun describes in the environment, if it does."""
+        """Join the process group described by torchrun's environment variables, if set."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls()
         if not dist.is_initialized():
-            # Gradients travel by NCCL; objects, and scores, which live on the CPU, by gloo.
+            # Gradients use NCCL; objects and scores, which are on the CPU, use gloo.
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             try:
                 dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
@@ -59,11 +60,11 @@ class Ranks:
         return cls(dist.get_rank(), dist.get_world_size())
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """This rank's part of `items`: disjoint over the ranks, and their union is all of them."""
+        """This rank's disjoint part of `items`."""
         return list(items[self.rank :: self.size])
 
     def sum_(self, *tensors: torch.Tensor) -> None:
-        """Add the ranks' tensors up, in place, in one message per dtype."""
+        """Sum tensors over the ranks, in place, with one message per dtype."""
         if self.size == 1:
             return
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Weights in memory that two processes see: one copies its own in, the other samples from them."""
+"""Weights in shared memory: one process writes them, the other samples from them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from novarl.core.errors import NovaError
 
 _ALIGN = 64
-"""Each tensor begins at a multiple of so many bytes, as vector instructions like it."""
+"""Alignment of tensors in bytes, for vector instructions."""
 _IN_MEMORY = Path("/dev/shm")
-"""A file here is memory; elsewhere the page cache keeps it there, unless memory is short."""
+"""Files here are in memory; elsewhere they are normally kept in the page cache."""
 
 Entry = tuple[str, tuple[int, ...], torch.dtype, int]
 
 
 @dataclass(slots=True)
 class SharedWeights:
-    """One block of bytes, mapped from a file, with a place for each parameter of a model.
+    """A memory-mapped block with a place for each parameter of a model.
 
-    `layout` says (name, shape, dtype, first byte). On Linux the file never has a name of its own, so nothing is left
-    behind however and whenever the two end: `path` is that of the writer's open file. Once the other process has opened
-    it, the writer may `forget` it. Who writes and who reads when is the callers' to settle.
+    `layout` holds (name, shape, dtype, first byte). On Linux the file has no name, so nothing is left behind however
+    the processes end: `path` is that of the writer's open file. Once the other process has opened it, the writer may
+    `forget` it. Callers must synchronise reads and writes.
     """
 
     path: str
@@ -40,7 +40,7 @@ class SharedWeights:
 
     @classmethod
     def of(cls, model: nn.Module) -> SharedWeights:
-        """A block for the parameters of `model` (tied ones once). NovaError where there is no room for it."""
+        """A block for the parameters of `model` (tied ones once). Raises NovaError if there is not enough space."""
         layout: list[Entry] = []
         size = 0
         for name, parameter in model.named_parameters():
@@ -50,32 +50,32 @@ class SharedWeights:
         shared = cls(path, size, tuple(layout), torch.empty(0), file)
         try:
             shared.block = _map(path, size)
-        except RuntimeError:  # no address is left for it
+        except RuntimeError:  # no address space left
             shared.forget()
             raise
         return shared
 
     @classmethod
     def open(cls, path: str, size: int, layout: Sequence[Entry]) -> SharedWeights:
-        """The same block in the other process."""
+        """Open the block in the other process."""
         return cls(path, size, tuple(layout), _map(path, size))
 
     @torch.no_grad()
     def write(self, model: nn.Module) -> None:
-        """Copy the parameters of `model` in."""
+        """Copy the parameters of `model` into the block."""
         parameters = dict(model.named_parameters())
         for name, place in self.named_tensors():
             place.copy_(parameters[name])
 
     def named_tensors(self) -> list[tuple[str, Tensor]]:
-        """(name, the place of its values), as `LocalEngine.publish` takes them."""
+        """(name, view of its values) pairs for `LocalEngine.publish`."""
         return [
             (name, self.block[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape))
             for name, shape, dtype, start in self.layout
         ]
 
     def forget(self) -> None:
-        """Close the writer's file: the two maps keep it."""
+        """Close the writer's file; the two mappings keep it alive."""
         if self.file is not None:
             os.close(self.file)
             self.file = None
@@ -88,8 +88,8 @@ def _map(path: str, size: int) -> Tensor:
 
 
 def _reserve(size: int) -> tuple[int, str]:
-    """A new open file, and the path by which another process opens it, of `size` bytes whose room is really there:
-    writing to a map of more than there is ends a process."""
+    """A new open file of `size` bytes, and its path for other processes. The space is really allocated, because writing
+    to a mapping without space kills the process."""
     folders = [folder for folder in (_IN_MEMORY, Path(tempfile.gettempdir())) if os.access(folder, os.W_OK)]
     for folder in folders:
         file, path = _create(folder)
@@ -103,19 +103,19 @@ def _reserve(size: int) -> tuple[int, str]:
         else:
             return file, path
     raise NovaError(
-        f"there is no room for {size / 2**20:.0f} MB of weights that both processes see",
+        f"not enough space for {size / 2**20:.0f} MB of shared weights",
         where=" or ".join(map(str, folders)),
-        fix="make room there, or use rollout.staleness=0",
+        fix="free some space there, or use rollout.staleness=0",
     )
 
 
 def _create(folder: Path) -> tuple[int, str]:
-    """A new open file, on Linux without a name, and its path."""
+    """A new open file (unnamed on Linux) and its path."""
     if sys.platform != "linux":
         return tempfile.mkstemp(prefix="novarl-weights-", dir=folder)
     try:
         file = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-    except OSError:  # some file systems know no such files: a name for a moment
+    except OSError:  # not supported by some file systems: use a name temporarily
         file, name = tempfile.mkstemp(prefix="novarl-weights-", dir=folder)
         os.unlink(name)
     return file, f"/proc/{os.getpid()}/fd/{file}"

@@ -1,10 +1,10 @@
-"""Gradients of weights, added where they are summed: gradient accumulation, fused.
+"""Fused gradient accumulation: weight gradients are added directly to `.grad`.
 
-For each use of a weight autograd makes a tensor of the weight's size in every backward pass, adds those of one pass to
-each other and then to `.grad`. Of an embedding that is a table of zeros with a few rows in it; tied to the head it
-costs two such tables a micro-batch, 600 MB each for 151,936 tokens by 1,024 in float32. Within `fused_accumulation`
-`look_up` and `logprobs.chunked_scores` add their gradients to `.grad` themselves, and autograd is told of none; so do
-other products with weights where one operation multiplies and adds (`products.adds_to`).
+For each use of a weight, autograd allocates a gradient of the weight's size in every backward pass, sums those of one
+pass, and adds the result to `.grad`. For an embedding this is mostly zeros; tied to the head it costs two such tensors
+per micro-batch, 600 MB each for a vocabulary of 151,936 and width 1,024 in float32. Within `fused_accumulation`,
+`look_up` and `logprobs.chunked_scores` add their gradients to `.grad` themselves and return none to autograd, and so do
+other products with weights if one operation can multiply and add (`products.adds_to`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ _spare: ContextVar[list[Tensor] | None] = ContextVar("spare_memory", default=Non
 
 @contextmanager
 def fused_accumulation() -> Iterator[None]:
-    """For loops of `loss.backward()` whose gradients are read from `.grad` at the end.
+    """A context for loops of `loss.backward()` that read the gradients from `.grad` at the end.
 
-    Not for `torch.autograd.grad`, which would find no gradient in these weights, nor for hooks on them, which would not
-    be called.
+    It does not support `torch.autograd.grad` for these weights (no gradient), or hooks on them (not called).
     """
     fused, spare = _fused.set(True), _spare.set([])
     try:
@@ -42,13 +41,13 @@ def fused_accumulation() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Where gradients in a weight are summed: `.grad` of the weight itself. Autograd may hand a copy to the backward
-    pass, as it does where activations are recomputed, and what is added to a copy's gradient is lost."""
+    """The accumulator of a weight's gradient: `.grad` of the weight itself. Autograd may pass a copy of the weight to
+    the backward pass (with activation recomputation), whose `.grad` would be lost."""
 
     weight: Tensor
 
     def so_far(self) -> Tensor:
-        """The sum, to add to; zeros where nothing has arrived yet."""
+        """The sum so far, initially zeros."""
         if self.weight.grad is None:
             self.weight.grad = torch.zeros_like(self.weight, memory_format=torch.contiguous_format)
         return self.weight.grad
@@ -62,22 +61,22 @@ class Total:
 
 
 def total_of(weight: Tensor) -> Total | None:
-    """Where whoever computes gradients in this weight is to add them; None: autograd does. Sums need the precision of
-    at least float32, so weights of 16 bits have theirs from autograd."""
+    """The accumulator for gradients of this weight, or None if autograd handles them. Sums need at least float32, so
+    16-bit weights use autograd."""
     leaf = type(weight) is Parameter and weight.requires_grad and torch.is_grad_enabled()
     return Total(weight) if leaf and _fused.get() and weight.dtype in (torch.float32, torch.float64) else None
 
 
 def spare_memory(device: torch.device) -> list[Tensor]:
-    """Memory that one pass has left for the next, within `fused_accumulation` on a CPU: large blocks otherwise go back
-    to the system, which zeroes them anew each time. Elsewhere nobody left any, and other devices keep blocks anyway."""
+    """Buffers kept from one pass for the next, within `fused_accumulation` on a CPU: otherwise large blocks return to
+    the system, which zeroes them each time. Other devices have caching allocators."""
     spare = _spare.get()
     return spare if spare is not None and device.type == "cpu" else []
 
 
 def look_up(weight: Tensor, ids: Tensor, padding: int | None = None) -> Tensor:
     """weight[ids], as `torch.nn.functional.embedding`: weight [V, D], ids [...] int64 -> [..., D]. The row `padding`
-    has no gradient. Differentiable once where it is fused."""
+    has no gradient. When fused, it is differentiable once."""
     total = total_of(weight)
     if total is None:
         return F.embedding(ids, weight, padding)
@@ -98,7 +97,7 @@ class _LookUp(torch.autograd.Function):
         rows, ids = grad.reshape(-1, grad.shape[-1]).to(total.dtype), ids.flatten()
         if ctx.padding is not None:
             rows = rows.masked_fill((ids == ctx.padding)[:, None], 0.0)
-        if total.is_cuda:  # there index_add_ adds in any order
+        if total.is_cuda:  # index_add_ is not deterministic there
             total.index_put_((ids,), rows, accumulate=True)
         else:
             total.index_add_(0, ids, rows)

@@ -1,8 +1,8 @@
 """Causal attention over a cache, over a padded batch, and over sequences packed on one axis.
 
-Everything goes through PyTorch's scaled dot-product attention; what is packed may instead go through its flash
-attention for ragged sequences, on a GPU, or through a plain softmax. One rule matters to whoever wants equal bits: with
-a mask, always the masked kernel runs, whatever the mask says; only without one the causal kernel does.
+All attention uses PyTorch's scaled dot-product attention; packed attention may instead use variable-length flash
+attention on a GPU, or a plain softmax. For bit-exact results: with a mask the masked kernel always runs, whatever the
+mask contains; the causal kernel runs only without a mask.
 """
 
 from __future__ import annotations
@@ -24,34 +24,33 @@ from novarl.kernels.prefix import Group, Rest
 from novarl.kernels.small_attention import are_small, gathered_attention, is_small, small_attention
 
 PACKING_ATTENTION = "novarl_sdpa"
-"""The name under which transformers models find the attention of this module."""
+"""The name under which this module's attention is registered in transformers."""
 
 UNREAD = 64
-"""So many queries that nobody reads are worth leaving out of the last layer's attention."""
+"""The minimum number of unread queries worth skipping in the last layer's attention."""
 
 NEAR = 2e-2
-"""How far flash attention's values and gradients may be from a softmax's in float32, relative to their norm: bfloat16
-has 8 bits."""
+"""Tolerated relative error of flash attention's values and gradients against a float32 softmax: bfloat16 has 8 bits."""
 
 COMMON_SIZE = 64
-"""Of an attention head, where the model is not known yet."""
+"""The default head size, before the model is known."""
 
 
 def choose_kernel(
     attn: str, device: torch.device, compute_dtype: torch.dtype, *, head_size: int = COMMON_SIZE
 ) -> Kernel:
-    """The kernel that `attn` ("auto" or a kernel's name) stands for on `device`, for heads of that size.
-    "auto" is flash attention where it can run, otherwise PyTorch's scaled dot-product. NovaError: flash attention is
-    asked for where it cannot run."""
+    """The kernel for `attn` ("auto" or a kernel's name) on `device`, for heads of that size. "auto" is flash attention
+    if it is available, otherwise PyTorch's scaled dot-product attention. Raises NovaError if flash attention is
+    requested but not available."""
     missing = None
     if device.type != "cuda" or compute_dtype not in (torch.bfloat16, torch.float16):
-        missing = f"runs on CUDA in bfloat16, not on {device.type} in {str(compute_dtype).removeprefix('torch.')}"
+        missing = f"requires CUDA and bfloat16, not {device.type} and {str(compute_dtype).removeprefix('torch.')}"
     elif attn in ("auto", "flash") and (fault := _fault_of_flash(device, compute_dtype, head_size)) is not None:
-        missing = f"does not run on this GPU: {fault}"
+        missing = f"does not work on this GPU: {fault}"
     if attn == "auto":
         return "flash" if missing is None else "sdpa"
     if attn == "flash" and missing is not None:
-        raise NovaError(f"flash attention {missing}", where="attn=flash", fix="attn=auto takes it wherever it can run")
+        raise NovaError(f"flash attention {missing}", where="attn=flash", fix="attn=auto uses it if available")
     if attn not in ("sdpa", "flash", "eager"):
         raise NovaError(f"unknown attention '{attn}'", where="attn", fix="one of auto, sdpa, flash, eager")
     return attn  # type: ignore[return-value]
@@ -59,9 +58,8 @@ def choose_kernel(
 
 @cache
 def _fault_of_flash(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Why not to use flash attention on `device` for heads of that size; None: for a prompt and two answers it gives
-    what a softmax gives, forward and backward. Whether this PyTorch, this GPU and their kernel agree on all of it, only
-    trying tells."""
+    """Why flash attention cannot be used on `device` for heads of that size, or None if forward and backward match a
+    softmax for a prompt and two answers. Support depends on the PyTorch version and the GPU, so it is tested."""
     groups, generator = [Group(5), Group(9, (Rest(0, 4), Rest(1, 70)))], torch.Generator().manual_seed(0)
     tokens = sum(group.tokens for group in groups)
     drawn = [torch.randn(1, heads, tokens, head_size, generator=generator).to(device, dtype) for heads in (4, 2, 2, 4)]
@@ -78,14 +76,14 @@ def _fault_of_flash(device: torch.device, dtype: torch.dtype, head_size: int) ->
     except (ImportError, RuntimeError, TypeError, ValueError) as error:
         return first_line(error)
     worst = max(float((found - true).norm() / true.norm()) for found, true in pairs)
-    return None if worst <= NEAR else f"it is off by a relative {worst:.1e}"
+    return None if worst <= NEAR else f"its relative error is {worst:.1e}"
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
     """Attention under a mask: query [B, H, L, D], key and value [B, Hkv, K, D], mask [B, 1, L, K] -> [B, H, L, D].
 
-    With one query a row (decoding) the H / Hkv heads that share a key head are laid along the query axis, which reads
-    the cache once instead of H / Hkv times.
+    With one query per row (decoding), the H / Hkv heads that share a key head are placed along the query axis, so the
+    cache is read once instead of H / Hkv times.
     """
     batch, heads, length, size = query.shape
     groups = heads // key.size(1)
@@ -98,16 +96,16 @@ def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *,
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None) -> Tensor:
     """Plain causal attention, no mask: query [B, H, L, D], key and value [B, Hkv, L, D] -> [B, H, L, D].
 
-    Raises ValueError where there are more keys than queries: which of them are in the past, only a mask can say.
+    Raises ValueError if there are more keys than queries, which requires a mask.
     """
     if key.size(2) != query.size(2):
-        raise ValueError(f"{query.size(2)} queries over {key.size(2)} keys need an attention_mask")
+        raise ValueError(f"{query.size(2)} queries with {key.size(2)} keys require an attention_mask")
     grouped = key.size(1) != query.size(1)
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
 
 
 def plain_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
-    """softmax(q k^T scale) v as it is written; shapes as in `masked_attention`."""
+    """softmax(q k^T scale) v, computed literally; shapes as in `masked_attention`."""
     groups, size = query.size(1) // key.size(1), query.size(3)
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(2, 3) * (size**-0.5 if scale is None else scale)
@@ -117,15 +115,15 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, 
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, packed: Packing, *, scale: float | None = None, last: bool = False
 ) -> Tensor:
-    """Causal attention within each of the sequences packed on one axis: [1, H, N, D] with N >= packed.tokens; those
-    beyond only pad, and get 0. `last`: no layer follows, so that what nobody reads may be anything.
+    """Causal attention within each of the sequences packed on one axis: [1, H, N, D] with N >= packed.tokens; the rest
+    is padding and gets 0. `last`: no layer follows, so outputs that are not read may be arbitrary.
 
-    No mask [N, N], and no work between sequences. The axis is cut by `split`, whose backward is one concatenation (that
-    of slicing fills a full-size tensor for every slice). On a CPU 16-bit states are widened: PyTorch's 16-bit kernel is
-    no faster there, its backward pass slower, and it keeps programs for every length that it meets.
+    There is no mask [N, N] and no computation across sequences. The axis is cut with `split`, whose backward is one
+    concatenation (slicing would fill a full-size tensor per slice). On a CPU 16-bit states are converted to float32:
+    PyTorch's 16-bit kernel is no faster there, has a slower backward pass, and caches code for every length.
     """
     if query.size(0) != 1 or packed.tokens > query.size(2):
-        raise ValueError(f"lengths sum to {packed.tokens}, the packed axis is {tuple(query.shape)}")
+        raise ValueError(f"lengths sum to {packed.tokens}, but the packed axis is {tuple(query.shape)}")
     if packed.ragged is not None:
         return _flash(query, key, value, packed, packed.ragged, scale=scale)
     if query.device.type == "cpu" and value.dtype.itemsize == 2:
@@ -147,7 +145,7 @@ def packed_attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, eager: bool) -> Tensor:
-    """Causal attention of queries at the end of their keys; many of them in pieces, each over the keys up to its
+    """Causal attention of queries at the end of their keys. Many queries are split, each part over the keys up to its
     end."""
     if not eager and is_small(query, key, value):
         return small_attention(query, key, value, scale=scale)
@@ -167,7 +165,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, e
 
 
 def _late(query: Tensor, key: Tensor, value: Tensor, unread: int, *, scale: float | None, eager: bool) -> Tensor:
-    """Causal attention of a sequence to itself, with 0 for its first `unread` queries where that is worth it."""
+    """Causal self-attention of a sequence, with 0 for its first `unread` queries if skipping them is worthwhile."""
     if unread < UNREAD:
         return _attend(query, key, value, scale=scale, eager=eager)
     mixed = query[:, :, unread:]
@@ -179,7 +177,7 @@ def _late(query: Tensor, key: Tensor, value: Tensor, unread: int, *, scale: floa
 def _alone(
     query: Tensor, key: Tensor, value: Tensor, step: Alone, *, scale: float | None, eager: bool, last: bool
 ) -> Tensor:
-    """One causal call a sequence; one for all, where they are equally long."""
+    """One causal call per sequence, or one for all if they have equal lengths."""
     unread = step.unread if last else (0,) * len(step.lengths)
     if len(set(step.lengths)) == 1 and max(unread) < UNREAD:
         rows = (tensor[0].unflatten(1, (len(unread), -1)).transpose(0, 1) for tensor in (query, key, value))
@@ -191,7 +189,7 @@ def _alone(
 def _gathered(
     query: Tensor, key: Tensor, value: Tensor, step: Gathered, *, scale: float | None, eager: bool, last: bool
 ) -> Tensor:
-    """The calls of a step. Queries and keys are gathered for all of them at once, token by token."""
+    """The calls of a step. Queries and keys are gathered for all calls at once, token by token."""
     calls = step.calls
     trimmed = last and any(call.unread >= UNREAD for call in calls)
     if not eager and not trimmed and are_small(query, key, value, step):
@@ -211,7 +209,7 @@ def _gathered(
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, packed: Packing, ragged: Ragged, *, scale: float | None
 ) -> Tensor:
-    """One call for everything; a mask that is causal from the end of the keys is just what a rest needs."""
+    """A single call; a causal mask aligned to the end of the keys is exactly what suffixes need."""
     from torch.nn.attention.varlen import varlen_attn
 
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

@@ -1,8 +1,7 @@
-"""Norm, rotation and gate that touch memory less often than their plain forms, and backward passes less often than
-autograd's.
+"""Norm, rotary embedding and gate with fewer memory accesses than the plain versions, forward and backward.
 
-On a CPU the forward pass is the same to the bit with and without gradients, so that an update's ratios begin at exactly
-1. Other devices have fused kernels of their own, and torch.compile makes some: for both, the plain forms run.
+On a CPU the forward pass is bit-identical with and without gradients, so that an update's ratios begin at exactly 1.
+Other devices have their own fused kernels, and torch.compile generates some; both use the plain versions.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from novarl.kernels.products import FULL, adds_to, is_fast, product, times, weig
 
 
 class Linear(nn.Linear):
-    """A linear layer that leaves its weight alone, since `Decoder` draws all of them from its own generator; its
-    products are `algos.products`'."""
+    """A linear layer that does not initialise its weight, as `Decoder` draws all weights. It uses
+    `kernels.products`."""
 
     def __init__(self, size_in: int, size_out: int, *, bias: bool = False) -> None:
         super().__init__(size_in, size_out, bias=bias)
@@ -34,8 +33,8 @@ class Linear(nn.Linear):
 
 
 class FullLinear(Linear):
-    """A linear layer of somebody else's model, whose products are `algos.products`' where the rows are as many as
-    learning brings; other numbers of them would have a program each."""
+    """A linear layer of a transformers model. It uses `kernels.products` for the row counts that occur in training;
+    every other row count would need its own compiled kernel."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not is_fast(input, self.weight) or input.numel() // input.shape[-1] % FULL:
@@ -51,7 +50,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pair (x_i, x_{i + half}) of every head by its position's angle; x [B, H, L, head_dim]."""
+    """Rotate the pair (x_i, x_{i + half}) of every head by the angle of its position; x [B, H, L, head_dim]."""
     if _by_hand(x):
         return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
     first, second = x.chunk(2, dim=-1)
@@ -59,9 +58,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
-    """down(silu(gate) * up), keeping gate and up alone for the backward pass where `down` is linear and nothing else:
-    without bias, adapter, hooks and 16-bit products. Elsewhere the product of the two is kept as well. Without
-    gradients nothing is kept."""
+    """down(silu(gate) * up). If `down` is a plain linear layer (no bias, adapter, hooks or 16-bit products), only gate
+    and up are saved for the backward pass; otherwise their product is saved too. Without gradients nothing is saved."""
     if not torch.is_grad_enabled() and _by_hand(gate):
         return down(F.silu(gate).mul_(up))  # type: ignore[no-any-return]
     if not _pays(gate, up):
@@ -79,7 +77,7 @@ def _is_bare(layer: nn.Module) -> bool:
 
 
 def _by_hand(x: Tensor) -> bool:
-    """Whether the forms of this module run on `x`, and not the plain ones."""
+    """Whether the fused versions are used for `x`."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -89,7 +87,7 @@ def _pays(*tensors: Tensor) -> bool:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """The backward pass is that of layer norm, told that the mean was 0, and without the term for the mean."""
+    """The backward pass is that of layer norm with mean 0, without the term for the mean."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -113,7 +111,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """The gradient turns back, into memory of its own, without the four products between."""
+    """The gradient is rotated back into a new tensor, without the four intermediate products."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -128,7 +126,7 @@ class _Rotate(torch.autograd.Function):
 
 
 class _SwiGLU(torch.autograd.Function):
-    """The backward pass computes silu(gate) once more rather than reading it from memory."""
+    """The backward pass recomputes silu(gate) instead of reading it from memory."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -143,7 +141,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 class _GatedProduct(torch.autograd.Function):
-    """The gated activations are computed again in the backward pass, from silu(gate), which it needs anyway."""
+    """The backward pass recomputes the gated activations from silu(gate), which it needs anyway."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, total: Total | None) -> Tensor:
@@ -167,7 +165,7 @@ class _GatedProduct(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, way: float) -> Tensor:
-    """Turned by the angles (1.0) or back (-1.0), into memory of its own."""
+    """Rotate by the angles (1.0) or back (-1.0), into a new tensor."""
     found = torch.empty_like(x)
     (first, second), (left, right) = x.chunk(2, dim=-1), found.chunk(2, dim=-1)
     torch.mul(first, cos, out=left).addcmul_(second, sin, value=-way)

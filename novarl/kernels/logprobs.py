@@ -1,7 +1,7 @@
 """Log-probabilities of chosen tokens and the entropy of the distribution they were chosen from.
 
-`logits_logprobs` is the definition; `chunked_logprobs` computes the same from hidden states and the head's weight, so
-that no tensor [tokens, vocabulary] ever exists, neither in the forward nor in the backward pass.
+`logits_logprobs` is the definition; `chunked_logprobs` computes the same from hidden states and the head's weight,
+without ever allocating a tensor [tokens, vocabulary], in the forward or the backward pass.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from novarl.kernels.products import FULL, full_rows, is_fast, times
 _HALF = (torch.bfloat16, torch.float16)
 
 TILE = 1 << 19
-"""Numbers that stay in a processor's cache beside a copy: 2 MiB of float32."""
+"""Elements that fit in the processor cache together with a copy: 2 MiB of float32."""
 
 WIDE, LINE, PAGE = 1 << 13, 16, 1 << 10
 """Float32 numbers: the least columns for which the layout of a matrix is chosen, those of a cache line and of 4 KiB."""
 
 LOGITS = 1 << 26
-"""Logits that exist at a time where nobody says for how many rows: 256 MiB of float32."""
+"""The default number of logits held in memory at once: 256 MiB of float32."""
 
 SLICE = 2080
-"""Columns that oneDNN multiplies at a time: what it makes stays in the cache until it is copied or added where it
-belongs, and its rows do not lie a multiple of 4 KiB apart."""
+"""Columns per oneDNN product: the result stays in the cache until it is copied or added, and its stride is no multiple
+of 4 KiB."""
 
 
 IMPOSSIBLE = -1e30
-"""The logit of a token outside the support: its probability is exactly 0, and products with its logarithm are finite,
-where those with -inf would not be numbers."""
+"""The logit of a token outside the support: its probability is exactly 0, and products with its logarithm are
+finite."""
 
 
 def logits_logprobs(
@@ -47,9 +47,9 @@ def logits_logprobs(
         logp = z_target - logsumexp(z),   H = -sum_j p_j log p_j,   z = logits / temperature
 
     logits [..., V] (finite), targets [...] int64; returns (logp, entropy), each [...], in the dtype of the logits
-    (float32 for 16-bit ones). With a `support` (logits [N, V]) the sums go over each row's possible tokens alone: p is
-    renormalised over them, and 0 elsewhere. ValueError if the temperature is not positive: greedy decoding has no
-    log-probabilities.
+    (float32 for 16-bit ones). With a `support` (logits [N, V]) the sums run over each row's possible tokens only: p is
+    renormalised over them, and 0 elsewhere. Raises ValueError if the temperature is not positive, because greedy
+    decoding has no log-probabilities.
     """
     _check_temperature(temperature)
     z = logits.float() if logits.dtype in _HALF else logits
@@ -73,21 +73,21 @@ def chunked_logprobs(
     """`logits_logprobs(hidden @ weight.T + bias, targets, temperature, support=support)` in O(chunk * V) memory.
 
     hidden [N, D], weight [V, D], targets [N] int64, bias [V] or None, support of N rows or None; returns (logp [N],
-    entropy [N]) in nats, both differentiable in hidden, weight and bias (once), the support held fixed. The rows are
-    processed `chunk` at a time (None: as many as have `LOGITS` logits) in one scratch tensor [chunk, V]. The last chunk
-    stays there for the backward pass, which computes every other chunk's logits once more, and turns them in place into
-    the logits' gradient
+    entropy [N]) in nats, both differentiable (once) in hidden, weight and bias, with the support held fixed. The rows
+    are processed `chunk` at a time (None: as many as have `LOGITS` logits) in one scratch tensor [chunk, V]. The last
+    chunk is kept for the backward pass, which recomputes the logits of all other chunks and replaces them in place by
+    the gradient
 
         dz_j = g (1[j = target] - p_j) - g_H p_j (log p_j + H),      z = logits / temperature,
 
     and adds its product with the hidden states to the weight's gradient in place (within `fused_accumulation` to
-    `weight.grad`). That is three matrix products, as in the plain way, for the last chunk (often the only one) and four
-    for the others, against [N, V] never written, read or kept. What is done element by element goes through a few rows
-    at a time, which stay in the cache.
+    `weight.grad`). This takes three matrix products for the last chunk (often the only one), as in the plain version,
+    and four for the others; [N, V] is never stored. Element-wise operations process a few rows at a time, which stay in
+    the cache.
 
     The products run in the weight's dtype; everything after them, and the sums over chunks, in at least float32, which
-    is then what comes back (float64 for float64). Logits must be finite: mask a row of the vocabulary with a large
-    negative bias, not with -inf. ValueError if temperature or chunk is not positive.
+    is also the dtype of the result (float64 for float64). Logits must be finite: mask a row of the vocabulary with a
+    large negative bias, not with -inf. Raises ValueError if temperature or chunk is not positive.
     """
     logp, entropy, _ = chunked_scores(
         hidden, weight, targets, temperature=temperature, chunk=chunk, bias=bias, support=support
@@ -107,7 +107,7 @@ def chunked_scores(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`chunked_logprobs` and, from the same pass, max_j log p_j [N] without a gradient.
 
-    Where logp equals it, the target is (one of) the most likely: the greedy choice.
+    Where logp equals it, the target is (one of) the most likely, i.e. the greedy choice.
     """
     _check_temperature(temperature)
     if chunk is None:
@@ -131,7 +131,7 @@ def chunked_scores(
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Keeps hidden, weight, two numbers a token (target, entropy) and the last chunk's p for the backward pass."""
+    """Saves hidden, weight, target and entropy per token, and the last chunk's p for the backward pass."""
 
     @staticmethod
     def forward(
@@ -146,7 +146,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         total: Total | None,
         support: Support | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.set_materialize_grads(False)  # an unused entropy arrives as None, and its half of the work is left out
+        ctx.set_materialize_grads(False)  # the gradient of an unused entropy is None, and its computation is skipped
         ctx.temperature, ctx.chunk, ctx.kind, ctx.total, ctx.support = temperature, chunk, kind, total, support
         logp, entropy, best = hidden.new_empty(3, len(targets), dtype=_accumulator(weight.dtype))
         head = kind(weight, min(chunk, len(targets)))
@@ -190,7 +190,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if want_weight:
             fresh = ctx.total is None
             d_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if fresh else ctx.total.so_far()
-        # What the forward pass left of its last chunk serves once: here it becomes the gradient.
+        # The last chunk kept from the forward pass is used once: it is overwritten by the gradient.
         kept, ctx.kept = ctx.kept, None
         head, z = kept or (ctx.kind(weight, min(ctx.chunk, len(targets))), None)
         for rows in reversed(list(_chunks(len(targets), ctx.chunk))):
@@ -236,21 +236,21 @@ class _Head:
         self._spare = spare_memory(weight.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden @ weight.T [R, V], in one place for all chunks and passes: a fresh one each time costs more in page
-        faults than the arithmetic on it."""
+        """hidden @ weight.T [R, V], in one buffer for all chunks and passes: page faults of new memory would cost more
+        than the arithmetic."""
         z = self._place(len(hidden))
         if z.dtype == self._weight.dtype:
             return torch.mm(hidden, self._weight.T, out=z)
         return z.copy_(torch.mm(hidden, self._weight.T))
 
     def _place(self, rows: int) -> Tensor:
-        """Where the logits of a chunk of so many rows go."""
+        """The buffer for the logits of a chunk of `rows` rows."""
         if self._scratch is None:
             self._scratch = self._room()
         return self._scratch[:rows, : len(self._weight)]
 
     def _room(self) -> Tensor:
-        """What another pass left, where that will do."""
+        """A suitable buffer left by an earlier pass."""
         left = self._spare.pop() if self._spare else None
         shape, dtype = (self._rows, _row_stride(len(self._weight))), _accumulator(self._weight.dtype)
         if left is not None and len(left) >= shape[0] and left.shape[1] == shape[1] and left.dtype == dtype:
@@ -258,14 +258,14 @@ class _Head:
         return self._weight.new_empty(shape, dtype=dtype)
 
     def release(self) -> None:
-        """Leave the memory to the next pass."""
+        """Keep the buffer for the next pass."""
         if self._scratch is not None:
             self._spare.append(self._scratch)
             self._scratch = None
 
     def back(self, dz: Tensor, hidden: Tensor, d_hidden: Tensor | None, d_weight: Tensor | None) -> None:
         """A chunk's gradients, from those in its logits: d_hidden = dz @ weight, d_weight += dz.T @ hidden, the latter
-        without a tensor for the product where the dtypes allow it."""
+        without a temporary if the dtypes allow it."""
         if d_hidden is not None:
             torch.mm(dz, self._weight, out=d_hidden)
         if d_weight is None:
@@ -277,8 +277,8 @@ class _Head:
 
 
 class _FastHead(_Head):
-    """The same through oneDNN, which writes its products to memory of its own and wants operands without gaps: a slice
-    of the vocabulary at a time, so that neither they nor its copy of the weight ask the system for memory anew."""
+    """The same with oneDNN, which allocates its results and requires contiguous operands: one slice of the vocabulary
+    at a time, so that allocations stay small enough to be reused."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         if len(self._weight) <= SLICE:
@@ -289,7 +289,8 @@ class _FastHead(_Head):
         return z
 
     def back(self, dz: Tensor, hidden: Tensor, d_hidden: Tensor | None, d_weight: Tensor | None) -> None:
-        # With the vocabulary as rows, all of dz would have to be copied, transposed: so the product is, a slice of it.
+        # With the vocabulary as rows, all of dz would have to be transposed; instead the product is, one slice at a
+        # time.
         wide = hidden.t().contiguous()
         if d_hidden is not None:
             d_hidden.zero_()
@@ -317,8 +318,8 @@ def _chunks(total: int, chunk: int) -> Iterator[slice]:
 
 
 def _row_stride(columns: int) -> int:
-    """How far apart the rows of a matrix begin so that a CPU multiplies it fast. Many columns are padded to whole cache
-    lines, and by one more where rows would lie a multiple of 4 KiB apart: all would share a few lines of the cache."""
+    """The row stride for fast CPU products. Wide rows are padded to whole cache lines, plus one more if the stride
+    would be a multiple of 4 KiB, at which all rows compete for the same cache lines."""
     if columns < WIDE:
         return columns
     stride = -(-columns // LINE) * LINE
@@ -326,7 +327,7 @@ def _row_stride(columns: int) -> int:
 
 
 def _tiles(chunk: Tensor) -> Iterator[slice]:
-    """A few rows of a chunk at a time, `TILE` numbers or one row."""
+    """Slices of a few rows of a chunk: `TILE` elements, or one row."""
     rows = max(1, TILE // max(1, chunk.shape[1]))
     for start in range(0, chunk.shape[0], rows):
         yield slice(start, start + rows)
@@ -340,6 +341,6 @@ def _scale(logits: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
 
 
 def _cut(z: Tensor, support: Support, first: int) -> Tensor:
-    """Logits of the rows from `first` on, lowered in place to `IMPOSSIBLE` outside their supports."""
+    """Set the logits of the rows from `first` on to `IMPOSSIBLE` outside their supports, in place."""
     outside = impossible(support, first, first + len(z), z.shape[1])
     return z.masked_fill_(outside, IMPOSSIBLE)

@@ -1,7 +1,7 @@
-"""How the sequences packed on one axis are attended to: a plan made once for a forward pass, used by every layer.
+"""The attention plan of packed sequences, made once per forward pass and used by every layer.
 
-What neighbours share is attended to once (`prefix.Group`), what is alike in one call, and where a call costs more than
-what it saves, several go together: `packing_of` weighs the two.
+Shared prefixes are computed once (`prefix.Group`), and similar sequences are computed in one call. `packing_of` weighs
+the cost of padding against the cost of more calls.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kernel = Literal["sdpa", "flash", "eager"]
-"""What computes packed attention: PyTorch's scaled dot-product, its flash attention for ragged sequences, or a softmax
-anyone can read."""
+"""The packed attention kernel: PyTorch's scaled dot-product, variable-length flash attention, or a plain softmax."""
 
 CALL = 4096
-"""What one more call of attention costs, in pairs of a query and a key."""
+"""The cost of an extra attention call, in query-key pairs."""
 
 CUT = 256
-"""Queries that go through PyTorch's CPU kernel together. It computes what a mask hides, and under its causal rule whole
-blocks of 512 keys; with fewer queries at a time, each piece over the keys up to its end, less of it is hidden."""
+"""Queries per call of PyTorch's CPU kernel. The kernel computes masked entries too, and with causal masking whole
+blocks of 512 keys; smaller chunks of queries, each over the keys up to its end, waste less."""
 
 
 Placed = tuple[range, list[int]]
-"""A sequence of a call: where the tokens before its own lie, and where its own, some of which may be another's, too."""
+"""A sequence of a call: the places of the preceding tokens, and of its own, some of which may be shared."""
 
 
 class _Kind(Enum):
@@ -48,7 +47,7 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Neighbours that share nothing: their lengths, and how many tokens at the start of each nobody reads."""
+    """Neighbouring sequences without sharing: their lengths, and how many leading tokens of each are not read."""
 
     lengths: tuple[int, ...]
     unread: tuple[int, ...]
@@ -60,7 +59,7 @@ class Alone:
 
 class Call(NamedTuple):
     """One call of attention: sequences [G] padded on the right to the longest, each with L queries at the end of its K
-    keys; nobody reads the first `unread` queries of any."""
+    keys; the first `unread` queries of each are not read."""
 
     sequences: int
     queries: int
@@ -69,11 +68,11 @@ class Call(NamedTuple):
 
 
 class HeadRows(NamedTuple):
-    """A step's calls for rows that are one head of one token, row (token, head) of [tokens H] in order. Each call has
-    blocks, a sequence and a key head each, with the queries of all heads that share it.
+    """A step's calls on rows of one head of one token: row (token, head) of [tokens H]. Each call has one block per
+    sequence and key head, with the queries of all heads that share it.
 
-    `shapes`: blocks, queries and keys of a block, for each call. `queries` and `keys` say which row comes where, block
-    by block; `order` [tokens H], where each row's own is among the queries; `idle`, the queries that are nobody's.
+    `shapes`: blocks, queries and keys of a block, for each call. `queries` and `keys` are row indices, block by block;
+    `order` [tokens H] is the position of each row among the queries; `idle` are the padding queries.
     """
 
     shapes: tuple[tuple[int, int, int], ...]
@@ -83,11 +82,11 @@ class HeadRows(NamedTuple):
     idle: Tensor
 
     def of_queries(self, rows: Tensor) -> list[Tensor]:
-        """Rows that stand as `queries` says, [blocks, queries, D] for each call."""
+        """Rows gathered by `queries`, [blocks, queries, D] for each call."""
         return _blocks(rows, [(blocks, queries) for blocks, queries, _ in self.shapes])
 
     def of_keys(self, rows: Tensor) -> list[Tensor]:
-        """Rows that stand as `keys` says, [blocks, keys, D] for each call."""
+        """Rows gathered by `keys`, [blocks, keys, D] for each call."""
         return _blocks(rows, [(blocks, keys) for blocks, _, keys in self.shapes])
 
 
@@ -98,9 +97,9 @@ def _blocks(rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Neighbours attended to in `calls`, which take their queries and keys one after another from `queries` [sum G L]
-    and `keys` [sum G K]: where each lies among the step's `tokens` (anywhere, for padding). `order` [tokens] finds each
-    token among all queries."""
+    """Neighbouring sequences computed in `calls`, which take their queries and keys consecutively from `queries` [sum G
+    L] and `keys` [sum G K]: indices into the step's `tokens` (arbitrary for padding). `order` [tokens] is the position
+    of each token among the queries."""
 
     tokens: int
     calls: tuple[Call, ...]
@@ -110,7 +109,7 @@ class Gathered:
     _rows: dict[tuple[int, int], HeadRows] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, heads: int, key_heads: int) -> HeadRows:
-        """The same for single heads; every layer of a model has the same."""
+        """The same for single heads; identical for all layers of a model."""
         if (heads, key_heads) not in self._rows:
             self._rows[heads, key_heads] = self._head_rows(heads, key_heads)
         return self._rows[heads, key_heads]
@@ -142,8 +141,8 @@ def _headed(tokens: Tensor, heads: int) -> Tensor:
 
 
 class Ragged(NamedTuple):
-    """Everything for a kernel that takes ragged sequences: queries as they lie, keys gathered by `keys`, and where each
-    piece begins and ends, int32 [pieces + 1]; queries stand at the end of their keys."""
+    """Arguments for a variable-length kernel: queries in place, keys gathered by `keys`, and the boundaries of the
+    pieces, int32 [pieces + 1]; queries are at the end of their keys."""
 
     keys: Tensor
     query_bounds: Tensor
@@ -154,10 +153,10 @@ class Ragged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Sequences packed on one axis of `tokens` tokens; groups of them share a prefix, which is there once.
+    """Sequences packed on one axis of `tokens` tokens; groups of them share a prefix, which is stored once.
 
-    `steps` are, in order: neighbours that share nothing and lie as they are wanted, or what has to be gathered. Made
-    once for a forward pass (`packing_of`), used by every layer.
+    `steps`, in order, are sequences without sharing that are used in place, or sequences that have to be gathered. Made
+    once per forward pass (`packing_of`).
     """
 
     steps: tuple[Alone | Gathered, ...]
@@ -173,8 +172,8 @@ class Packing:
 def packing_of(
     groups: Sequence[Group], device: torch.device, kernel: Kernel = "sdpa", *, read: Tensor | None = None
 ) -> Packing:
-    """The attention of `groups` on their axis of unique tokens: for each its prefix, then its rests. `read` (int64,
-    rising) are the places on it whose last hidden states anyone looks at; None: all of them."""
+    """The attention plan of `groups` on their axis of unique tokens: for each group its prefix, then its suffixes.
+    `read` (int64, ascending) are the places whose final hidden states are used; None: all."""
     if kernel == "flash":
         return Packing((), tuple(group.tokens for group in groups), kernel, _ragged(groups, device))
     steps: list[Alone | Gathered] = []
@@ -194,7 +193,7 @@ def packing_of(
 
 
 def _unread(groups: Sequence[Group], read: Tensor | None) -> list[int]:
-    """How many tokens at the start of each group's prefix nobody reads."""
+    """The number of unread tokens at the start of each group's prefix."""
     if read is None:
         return [0] * len(groups)
     places: list[int] = read.tolist()
@@ -208,21 +207,21 @@ def _unread(groups: Sequence[Group], read: Tensor | None) -> list[int]:
 
 
 def cuts(length: int, device: torch.device, *, causal: bool) -> list[int]:
-    """Where to cut `length` queries, from 0 to `length`: not where it does not pay, as for long causal ones, of which
-    the kernel leaves out much by itself."""
+    """Where to cut `length` queries, from 0 to `length`. Long causal ones are not cut, because the kernel skips most
+    masked blocks itself."""
     if device.type != "cpu" or (causal and length > 3 * CUT):
         return [0, length]
     return [*range(0, length - CUT // 3, CUT), length] if length > CUT else [0, length]
 
 
 def past(queries: int, keys: int, device: torch.device) -> Tensor:
-    """bool [queries, keys]: what queries at the end of their keys may see."""
+    """bool [queries, keys]: the keys that queries at the end of their keys may attend to."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def past_mask(queries: int, keys: int, like: Tensor) -> Tensor:
-    """`past` for PyTorch's kernels. That for a CPU adds numbers, and would make them of a bool mask in every call:
-    there they are 0, and -inf for what is hidden, a view of what serves every layer and the next batches too."""
+    """`past` for PyTorch's kernels. The CPU kernel adds floats and would convert a bool mask in every call, so there it
+    is a view of a cached mask of 0 and -inf."""
     if like.device.type != "cpu":
         return past(queries, keys, like.device)
     reach = 1 << (keys - queries).bit_length()
@@ -231,8 +230,8 @@ def past_mask(queries: int, keys: int, like: Tensor) -> Tensor:
 
 @cache
 def _added(before: int, queries: int, dtype: torch.dtype) -> Tensor:
-    """For so many keys before the queries, a power of two: all together take twice the memory of the largest."""
-    with torch.inference_mode(False):  # what is made in inference could not be learnt with
+    """For `before` keys before the queries, a power of two: all sizes together take twice the memory of the largest."""
+    with torch.inference_mode(False):  # inference tensors cannot be used in training
         return torch.full((queries, before + queries), -torch.inf, dtype=dtype, device="cpu").triu_(before + 1)
 
 
@@ -243,8 +242,7 @@ def _kind(group: Group) -> _Kind:
 
 
 def _short(groups: Sequence[Group], device: torch.device) -> Gathered:
-    """One call for all, each sequence with its own copy of what it shares: computing the attention of that again is
-    cheaper than a call for each group."""
+    """One call for all, with a copy of the shared tokens for each sequence: this is cheaper than a call per group."""
     every: list[Placed] = []
     for prefix, rests in _places(groups):
         every += ((range(0), [*prefix, *rest]) for rest in rests or [[]])
@@ -252,8 +250,8 @@ def _short(groups: Sequence[Group], device: torch.device) -> Gathered:
 
 
 def _shared(groups: Sequence[Group], unread: Sequence[int], device: torch.device) -> Gathered:
-    """Prefixes see themselves, rests see their prefix and themselves: those that see as much and are about as long
-    together. What rests share of themselves each has for itself here, which costs less than a call for each fork."""
+    """Prefixes attend to themselves, suffixes to their prefix and themselves; suffixes with equal prefix length and
+    similar length are batched. Tokens shared between suffixes are copied, which costs less than a call per fork."""
     calls: list[tuple[list[Placed], int]] = []
     behind: dict[int, list[Placed]] = defaultdict(list)
     places = _places(groups)
@@ -269,7 +267,7 @@ def _shared(groups: Sequence[Group], unread: Sequence[int], device: torch.device
 
 
 def _places(groups: Sequence[Group]) -> list[tuple[range, list[list[int]]]]:
-    """Where the prefix and the rests of each group lie, without rests that are all in another."""
+    """The places of the prefix and the suffixes of each group, without suffixes contained in another."""
     found, begin = [], 0
     for group in groups:
         rests = compress(group.places(begin), group.whole())
@@ -279,8 +277,8 @@ def _places(groups: Sequence[Group]) -> list[tuple[range, list[list[int]]]]:
 
 
 def _gathered(calls: Sequence[tuple[Sequence[Placed], int]], groups: Sequence[Group], device: torch.device) -> Gathered:
-    """The step of calls, each given by its sequences (the tokens before, the same number in all, and its own) and how
-    many tokens at their beginning nobody reads. What several have is taken from the last."""
+    """The step for calls, each given by its sequences (preceding tokens, equally many in all, and own tokens) and the
+    number of unread leading tokens. Results of shared tokens are taken from the last sequence."""
     tokens = sum(group.tokens for group in groups)
     queries: list[Sequence[int]] = []
     keys: list[Sequence[int]] = []
@@ -299,9 +297,8 @@ def _gathered(calls: Sequence[tuple[Sequence[Placed], int]], groups: Sequence[Gr
 
 
 def _calls(before: int, lengths: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Which sequences are computed together, after `before` tokens that each sees, each list from its shortest to its
-    longest: the cut of the sorted lengths with the least of pairs, padding included, and `CALL` for every call. Empty
-    ones are left out."""
+    """Batches of sequences after `before` preceding tokens, each sorted by length: the partition of the sorted lengths
+    that minimises query-key pairs (with padding) plus `CALL` per call. Empty sequences are omitted."""
     order = sorted((index for index, length in enumerate(lengths) if length > 0), key=lambda index: lengths[index])
     ends = [
         end for end in range(1, len(order) + 1) if end == len(order) or lengths[order[end]] > lengths[order[end - 1]]
@@ -322,7 +319,7 @@ def _calls(before: int, lengths: Sequence[int], device: torch.device) -> list[li
 
 
 def _ragged(groups: Sequence[Group], device: torch.device) -> Ragged:
-    """The pieces of `groups`: each prefix over itself, of each rest what it does not share over its prefix and all of
+    """The pieces of `groups`: each prefix over itself, and the unshared part of each suffix over its prefix and
     itself."""
     keys: list[int] = []
     queries, seen, begin = [0], [0], 0

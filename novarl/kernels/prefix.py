@@ -1,12 +1,12 @@
-"""What neighbouring sequences have in common at their beginning, so that it is computed once.
+"""Find the shared prefixes of neighbouring sequences, so that they are computed once.
 
-The samples of one prompt, the two answers of a preference pair, the turns of a rewritten conversation: packed in order,
-they are neighbours that begin alike. What a causal model computes for a token follows from the tokens and positions up
-to it, so what sequences begin with is computed once: the prefix of a whole group, then what some of its rests begin
-with, down to answers that are equal to their end. The hidden states are handed to every sequence that shares them. The
-gradient is that of the whole sequences: handing out adds up on the way back.
+Samples of one prompt, the two answers of a preference pair, and the turns of a rewritten conversation are packed next
+to each other and begin with the same tokens. In a causal model the result for a token depends only on tokens and
+positions up to it, so common prefixes are computed once: the prefix of a whole group, then the common prefixes of some
+of its suffixes, down to identical answers. The hidden states are copied to every sequence that shares them; in the
+backward pass their gradients add up, so the gradient is that of the full sequences.
 
-All of it is a pure function of the tokens, positions and bounds; nobody has to say what is shared.
+All of this is a pure function of the tokens, positions and boundaries; callers do not declare what is shared.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import torch
 from torch import Tensor
 
 TOLL = 8
-"""Tokens that sharing must save for each member of a group: its attention then needs a mask and a copy of keys."""
+"""Tokens that sharing must save per member of a group, because its attention needs a mask and a copy of the keys."""
 
 MOST = 64
-"""The most sequences of one group: looking further back costs more than it finds."""
+"""The maximum number of sequences in a group; larger searches do not pay off."""
 
 SHORT = 64
-"""Sequences of at most so many tokens have copies of their keys anyway (`packing`), so that sharing costs them nothing:
-neighbouring groups of them are one, as different prompts from one template are."""
+"""Sequences up to this length get copies of their keys anyway (`packing`), so sharing is free: neighbouring groups,
+such as different prompts from one template, are merged."""
 
 SLIGHT = 4
-"""The tokens that the last sequence of one such group and the first of the next have in common, or more."""
+"""The minimum common prefix of the last sequence of such a group and the first of the next."""
 
 
 class Rest(NamedTuple):
-    """What a sequence has after its group's prefix: how many tokens, and how many of them the rest before it begins
-    with, too. `member`: which of the group's sequences it is, in the order of the flat axis."""
+    """The suffix of a sequence after its group's prefix: its length, and how many of its leading tokens it shares with
+    the previous suffix. `member` is the index of the sequence within the group, in the order of the flat axis."""
 
     member: int
     length: int
@@ -42,10 +42,9 @@ class Rest(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Neighbouring sequences: the tokens that all of them begin with, and what else each has. Rests that begin alike
-    follow one another.
+    """Neighbouring sequences: their common prefix, and their suffixes. Suffixes with common beginnings are adjacent.
 
-    A sequence that shares nothing is a group of its own: `prefix` is its length, `rests` is empty.
+    A sequence that shares nothing is its own group: `prefix` is its length, `rests` is empty.
     """
 
     prefix: int
@@ -53,17 +52,17 @@ class Group(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many tokens are computed."""
+        """The number of tokens to compute."""
         return self.prefix + sum(rest.length - rest.shared for rest in self.rests)
 
     @property
     def members(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return max(1, len(self.rests))
 
     def places(self, begin: int) -> list[list[int]]:
-        """Where the tokens of each rest lie, if what is computed lies on an axis from `begin` on: the prefix, then of
-        one rest after the other what it does not share."""
+        """The places of each suffix's tokens on an axis of unique tokens that starts at `begin`: the prefix, then the
+        unshared part of each suffix."""
         found: list[list[int]] = []
         here, last = begin + self.prefix, list[int]()
         for rest in self.rests:
@@ -74,17 +73,17 @@ class Group(NamedTuple):
         return found
 
     def whole(self) -> list[bool]:
-        """Of each rest whether it is no beginning of the one after it, whose places then are all that it has."""
+        """For each suffix, False if it is a prefix of the next one."""
         return [*(rest.length > after.shared for rest, after in pairwise(self.rests)), *(True for _ in self.rests[-1:])]
 
 
 def common_beginnings(tokens: Tensor, position_ids: Tensor, lengths: Seq[int]) -> list[int]:
-    """With how many tokens, at equal positions, each sequence begins like the next: [S - 1] numbers."""
+    """The common prefix length of each sequence and the next, with equal positions: [S - 1] numbers."""
     if len(lengths) < 2:
         return []
     sizes = torch.tensor(lengths, device=tokens.device)
     begins = sizes.cumsum(0) - sizes
-    within = torch.minimum(sizes[:-1], sizes[1:])  # beyond the shorter of the two nothing is equal
+    within = torch.minimum(sizes[:-1], sizes[1:])  # at most the length of the shorter one
     pair = torch.repeat_interleave(torch.arange(len(within), device=tokens.device), within)
     offset = torch.arange(len(pair), device=tokens.device) - (within.cumsum(0) - within)[pair]
     mine, theirs = begins[pair] + offset, begins[pair + 1] + offset
@@ -95,9 +94,9 @@ def common_beginnings(tokens: Tensor, position_ids: Tensor, lengths: Seq[int]) -
 
 
 def groups_of(common: Seq[int], lengths: Seq[int]) -> list[range]:
-    """The neighbours that share, as ranges of sequences that cover all of them in order: those that save most tokens,
-    where a range of k sequences with a common beginning of m saves (k - 1) m and costs `TOLL` k."""
-    # best[i]: the most that the first i sequences save, and where their last range begins.
+    """A partition of the sequences into ranges that share a prefix, maximising the saved tokens: a range of k sequences
+    with a common prefix of m tokens saves (k - 1) m and costs `TOLL` k."""
+    # best[i]: the maximum saving of the first i sequences, and the start of their last range.
     best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(lengths) + 1):
         choice, shared = (best[end - 1][0], end - 1), None
@@ -120,7 +119,7 @@ def groups_of(common: Seq[int], lengths: Seq[int]) -> list[range]:
 
 
 def join_short(ranges: Seq[range], common: Seq[int], lengths: Seq[int]) -> list[range]:
-    """The ranges, neighbours of them joined where all their sequences are SHORT and they have some tokens in common."""
+    """Merge neighbouring ranges whose sequences are all SHORT and have some tokens in common."""
     joined: list[range] = []
     before = False
     for members in ranges:
@@ -134,8 +133,8 @@ def join_short(ranges: Seq[range], common: Seq[int], lengths: Seq[int]) -> list[
 
 
 def find_groups(tokens: Tensor, position_ids: Tensor, lengths: Seq[int], *, join: bool = True) -> list[Group]:
-    """The groups of sequences of these `lengths` (all positive), packed on the flat axis of `tokens` [N]; `join`: short
-    ones of one template are one group."""
+    """The groups of sequences of these `lengths` (all positive), packed on the flat axis of `tokens` [N]. `join` merges
+    short groups from one template."""
     common = common_beginnings(tokens, position_ids, lengths)
     ranges = groups_of(common, lengths)
     if join:
@@ -163,13 +162,13 @@ def _in_order(rests: Seq[list[int]]) -> tuple[Rest, ...]:
 
 
 def common_length(one: Seq[int], other: Seq[int]) -> int:
-    """With how many numbers two sequences begin together."""
+    """The length of the common prefix of two sequences."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def unique_places(groups: Seq[Group], device: torch.device) -> tuple[Tensor, Tensor]:
-    """(kept [U], spread [N]): `flat[kept]` holds what is computed of one group after the other, as `Group.places` says,
-    and `unique[spread]` is the flat axis again."""
+    """(kept [U], spread [N]): `flat[kept]` are the unique tokens, group by group as in `Group.places`, and
+    `unique[spread]` restores the flat axis."""
     kept: list[Seq[int]] = []
     spread: list[Seq[int]] = []
     begin = flat = 0

@@ -1,10 +1,9 @@
-"""Products with a matrix of weights, by the faster of the two libraries that PyTorch has on a CPU.
+"""Products with weight matrices, with the faster of PyTorch's two CPU libraries (MKL and oneDNN).
 
-PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 unused on processors of other makers than Intel.
-oneDNN uses it, which makes it the faster one there, and a row's bits are the same whatever rows are beside it. It
-compiles a program for every number of rows and keeps it, so those who multiply ever other numbers of rows should round
-them up (`full_rows`). On Intel's processors MKL is the faster one; and for gradients in weights, which oneDNN wants
-copied first, also where AVX-512 gains little (`mkl_keeps_up`).
+PyTorch multiplies float32 matrices with MKL, which does not use AVX-512 on non-Intel processors. oneDNN does, so it is
+faster there, and the bits of a row do not depend on the other rows. It compiles and caches a kernel for every number of
+rows, so callers with varying row counts should round them up (`full_rows`). On Intel processors MKL is faster. For
+weight gradients, for which oneDNN copies its operands, MKL is also faster where AVX-512 gains little (`mkl_keeps_up`).
 """
 
 from __future__ import annotations
@@ -27,65 +26,63 @@ from novarl.kernels.accumulation import Total, total_of
 
 @cache
 def has_fast_products() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster than MKL here, to as exact an end: on a CPU with AVX-512 of
-    which MKL makes no use."""
+    """Whether oneDNN multiplies float32 matrices faster than MKL at equal precision: if MKL ignores the CPU's
+    AVX-512."""
     return _has_operators() and not mkl_has_avx512() and onednn_keeps_bits()
 
 
 @cache
 def onednn_keeps_bits() -> bool:
-    """Whether a row has the same bits whatever rows are beside it: not in the oneDNN of PyTorch 2.11, which takes
-    another kernel for few rows."""
-    return torch.__version__ >= "2.12"  # as versions: it is no plain string
+    """Whether the bits of a row are independent of the other rows: not in PyTorch 2.11, whose oneDNN uses another
+    kernel for few rows."""
+    return torch.__version__ >= "2.12"  # compared as versions, not as strings
 
 
 @cache
 def mkl_has_avx512() -> bool:
-    """Whether MKL makes use of this CPU's AVX-512."""
+    """Whether MKL uses this CPU's AVX-512."""
     return exact_products().startswith("AVX512")
 
 
 @cache
 def mkl_keeps_up() -> bool:
-    """Whether MKL is little slower than oneDNN where that has AVX-512 to itself. For gradients in weights it is then
-    the faster one: it reads both sides as they lie, and adds."""
+    """Whether MKL is only slightly slower than oneDNN with AVX-512. It is then faster for weight gradients, because it
+    needs no copies and accumulates."""
     return halves_avx512()
 
 
 @cache
 def _has_operators() -> bool:
-    """Whether this CPU has AVX-512 and this PyTorch the operators that take oneDNN to it."""
+    """Whether this CPU has AVX-512 and this PyTorch build the oneDNN operators."""
     built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     there = built and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
     return there and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 _PACKED_FOR = 64
-"""The rows that a layout is asked for; it comes out the same for other numbers."""
+"""The row count used to choose a layout; other counts give the same layout."""
 
 _given_up: list[bool] = []
 
 
 def give_up_programs() -> None:
-    """Leave oneDNN from here on: its programs take memory, and there is none to spare."""
+    """Stop using oneDNN, to save the memory of its compiled kernels."""
     _given_up.append(True)
 
 
 FULL = 64
-"""Learning brings a multiple of this many rows."""
+"""Training uses multiples of this many rows."""
 
 
 def full_rows(count: int, least: int = FULL) -> int:
-    """How many rows to bring to a product for `count` of them: a multiple of `least`, of many rows (from 16 `least` on,
-    a power of 2) one of eight numbers to the doubling. Each number of rows has programs of its own, of some hundred
-    kilobytes, that take a millisecond to compile."""
+    """The padded row count for `count` rows: a multiple of `least`, and from 16 `least` on one of eight values per
+    factor of two. Each row count has its own kernels of some hundred kilobytes, which take a millisecond to compile."""
     step = max(least, 1 << max(0, (count - 1).bit_length() - 4))
     return -(-count // step) * step
 
 
 def is_fast(*tensors: Tensor) -> bool:
-    """Whether products of these go through oneDNN: float32 and not empty, on a CPU that gains by it, not spread over
-    ranks."""
+    """Whether products of these tensors use oneDNN: float32, not empty, not sharded, on a CPU where it is faster."""
     full = all(x.dtype == torch.float32 and x.numel() for x in tensors)
     return full and _may_take(*tensors) and has_fast_products()
 
@@ -95,8 +92,7 @@ _only_pytorch: ContextVar[bool] = ContextVar("only_pytorch", default=False)
 
 @contextmanager
 def only_pytorch() -> Iterator[None]:
-    """Within it no product goes through oneDNN: for those who multiply ever other numbers of rows, and want a row to
-    have the same bits in each of them."""
+    """A context without oneDNN, for callers with varying row counts that need bit-identical rows."""
     before = _only_pytorch.set(True)
     try:
         yield
@@ -112,22 +108,22 @@ def _may_take(*tensors: Tensor) -> bool:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether `pack` takes this weight, and products gain by it: as `is_fast`, and in bfloat16, where PyTorch has no
-    other products than oneDNN's."""
+    """Whether `pack` supports this weight and speeds up products: as `is_fast`, and for bfloat16, which always uses
+    oneDNN."""
     if weight.dtype == torch.bfloat16:
         return _may_take(weight) and _has_operators() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return is_fast(weight)
 
 
 def pack(weight: Tensor) -> Tensor:
-    """A weight [N, K] copied into oneDNN's own layout, an opaque tensor, for those who multiply by it often."""
+    """A copy of a weight [N, K] in oneDNN's internal layout, an opaque tensor, for frequent use."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACKED_FOR)
     return packed
 
 
 def times(x: Tensor, weight: Tensor, room: Tensor | None = None) -> Tensor:
     """x @ weight.T, without a gradient: x [..., K], weight [N, K] (a transposed view, too) -> [..., N]. It may be
-    written to `room`, a tensor without gaps of that shape, which a cache is likely to hold still."""
+    written to `room`, a contiguous tensor of that shape that is likely to be in the cache."""
     if is_fast(x, weight):
         found: Tensor = torch.ops.mkldnn._linear_pointwise(x, _whole(weight), None, "none", [], "")
         return found
@@ -138,8 +134,8 @@ def times(x: Tensor, weight: Tensor, room: Tensor | None = None) -> Tensor:
 
 
 def _whole(weight: Tensor) -> Tensor:
-    """The weight without gaps between its rows or columns: for those oneDNN has nothing but its reference code, which
-    is slower by orders of magnitude."""
+    """The weight without gaps between rows or columns, for which oneDNN would use its reference code, which is slower
+    by orders of magnitude."""
     lies_well = weight.is_mkldnn or weight.is_contiguous() or weight.t().is_contiguous()
     return weight if lies_well else weight.contiguous()
 
@@ -155,8 +151,8 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def adds_to(x: Tensor, weight: Tensor) -> Total | None:
-    """Where the product of x with a weight adds its gradient in the weight by itself: within
-    `accumulation.fused_accumulation`, on a CPU, where MKL does both at once. None: autograd does."""
+    """The accumulator to which the product of x and a weight adds the weight's gradient: within
+    `accumulation.fused_accumulation`, on a CPU, if MKL can multiply and add at once. None: autograd handles it."""
     if weight.device.type != "cpu" or x.dtype != weight.dtype:
         return None
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
@@ -165,17 +161,16 @@ def adds_to(x: Tensor, weight: Tensor) -> Total | None:
 
 
 MANY = 1 << 20
-"""Numbers of both sides from which on a gradient in a weight is left to oneDNN's own operator."""
+"""Operand size from which a weight gradient uses oneDNN's own operator."""
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, total: Total | None = None) -> Tensor | None:
     """sum over rows of grad_i x_i^T, the gradient of `product` in its weight [N, K]: grad [..., N], x [..., K].
 
-    With a `total` it is added there, and nothing returned.
+    With a `total` it is added there and None is returned.
 
-    MKL reads both as they lie. oneDNN's left side must lie as it is read, so one of the two would be copied,
-    transposed, which takes up to a third of the time. Its own operator takes both as they are, though in copies; for
-    few numbers those cost more than to transpose the narrower one.
+    MKL reads both operands in place. oneDNN would need a transposed copy of one, which takes up to a third of the time.
+    Its own weight-gradient operator copies both, which for small operands costs more than transposing the narrower one.
     """
     grad, x = grad.flatten(0, -2), x.flatten(0, -2)
     if total is not None:

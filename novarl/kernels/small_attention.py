@@ -1,9 +1,9 @@
-"""Causal attention over few keys as two batches of small matrix products, with a backward pass of four.
+"""Causal attention over few keys with two batched matrix products forward and four backward.
 
-PyTorch's CPU kernel works through blocks made for long sequences. For some dozens of keys its blocks are mostly empty,
-and its backward pass computes the probabilities again; here they are kept, which few keys can afford.
+PyTorch's CPU kernel uses blocks for long sequences. With a few dozen keys they are mostly empty, and the backward pass
+recomputes the probabilities; here they are kept, which is cheap for few keys.
 
-The heads that share a key head stand along the query axis: a block of queries is [B Hkv, (H / Hkv) L, D].
+Heads that share a key head are placed along the query axis: a block of queries is [B Hkv, (H / Hkv) L, D].
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch.autograd.function import once_differentiable
 from novarl.kernels.packing import Call, Gathered, HeadRows
 
 FEW = 128
-"""The most keys of a call: beyond, keeping the probabilities costs more than computing them again."""
+"""The maximum number of keys; beyond it, recomputing the probabilities is cheaper than keeping them."""
 
 SEVERAL = 16
-"""The fewest pairs of a sequence and a key head: products for less are mostly the cost of calling them."""
+"""The minimum number of (sequence, key head) pairs; below it, call overhead dominates."""
 
 
 def is_small(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `small_attention` can take these, and is the faster way."""
+    """Whether `small_attention` supports these tensors and is faster."""
     return _can_take(query, key, value) and _is_small([Call(key.size(0), query.size(2), key.size(2))], key.size(1))
 
 
 def are_small(query: Tensor, key: Tensor, value: Tensor, step: Gathered) -> bool:
-    """Whether `gathered_attention` can take a step on these, and is the faster way."""
+    """Whether `gathered_attention` supports this step and is faster."""
     return _can_take(query, key, value) and _is_small(step.calls, key.size(1))
 
 
@@ -45,8 +45,8 @@ def _is_small(calls: Sequence[Call], key_heads: int) -> bool:
 
 
 def small_attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None) -> Tensor:
-    """softmax(q k^T scale) v for queries that stand at the end of their keys, each seeing those up to itself: query
-    [B, H, L, D], key and value [B, Hkv, K, D] with K >= L -> [B, H, L, D]. `scale` is 1 / sqrt(D) unless given."""
+    """softmax(q k^T scale) v for queries at the end of their keys, with causal masking: query [B, H, L, D], key and
+    value [B, Hkv, K, D] with K >= L -> [B, H, L, D]. `scale` is 1 / sqrt(D) unless given."""
     return _SmallAttention.apply(query, key, value, _scale(query, scale))  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -54,7 +54,7 @@ def gathered_attention(
     query: Tensor, key: Tensor, value: Tensor, step: Gathered, *, scale: float | None = None
 ) -> Tensor:
     """`small_attention` in each of a step's calls: query [1, H, N, D] of its `tokens`, key and value [1, Hkv, N, D] ->
-    [1, H, N, D]. Every token's heads are brought where the products want them, and back, in one go."""
+    [1, H, N, D]. The heads of all tokens are gathered for the products, and scattered back, in one operation."""
     rows = step.rows(query.size(1), key.size(1))
     return _GatheredAttention.apply(query, key, value, step.calls, rows, _scale(query, scale))  # type: ignore[no-any-return, no-untyped-call]
 
@@ -73,7 +73,7 @@ def _mix(q: Tensor, k: Tensor, v: Tensor, length: int, out: Tensor) -> Tensor:
 
 
 def _gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Tensor, out: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Those in the scaled queries, the keys and the values, written to `out`."""
+    """The gradients of the scaled queries, the keys and the values, written to `out`."""
     dq, dk, dv = out
     torch.bmm(p.transpose(1, 2), grad, out=dv)
     dscores = torch.ops.aten._softmax_backward_data(torch.bmm(grad, v.transpose(1, 2)), p, -1, p.dtype)

@@ -1,4 +1,4 @@
-"""The gradient of a whole batch, by micro-batches that fit in memory, the same on every rank."""
+"""Gradient accumulation over micro-batches that fit in memory, with the same result on every rank."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sampler and learner must describe the same distribution before the first update: ratio 1, KL 0, within the dtype.
+"""Check that sampler and learner have the same distribution before the first update: ratio 1 and KL 0, within rounding.
 
-Otherwise the very first gradient is of another policy than the one that was sampled, and nothing that follows would say
-so. A run whose two sides disagree is refused, with the cause that fits.
+Otherwise the first gradient would be that of a different policy, which nothing later would detect. Such a run is
+stopped, with the most likely cause.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Prompt, Record, Rollout
 
-FIX = "the run would have learnt from the wrong distribution, so it was not started"
+FIX = "training would use the wrong distribution, so the run was stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Largest |log pi_sampler - log pi_learner| in nats per token: on average, and at the given quantile."""
+    """Tolerated |log pi_sampler - log pi_learner| in nats per token: the mean, and at the given quantile."""
 
     mean: float
     extreme: float
@@ -36,7 +36,7 @@ TOLERANCES = {
 
 
 def mismatch(logp: Tensor, batch: Batch, tolerance: Tolerance) -> tuple[Record, bool]:
-    """The distance between learner and sampler over the trained tokens, and whether it is within `tolerance`."""
+    """The difference between learner and sampler over the trained tokens, and whether it is within `tolerance`."""
     difference = (logp - batch.behavior_logp)[batch.mask].abs().double()
     if not difference.numel():
         return {"mismatch_mean": 0.0, "mismatch_max": 0.0}, True
@@ -47,7 +47,7 @@ def mismatch(logp: Tensor, batch: Batch, tolerance: Tolerance) -> tuple[Record, 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Checks a first batch: `logprobs(batch, temperature)` is the learner's side, `render` gives a prompt's tokens."""
+    """Checks a first batch: `logprobs(batch, temperature)` gives those of the learner, `render` a prompt's tokens."""
 
     model: nn.Module
     logprobs: Callable[[Batch, float], Tensor]
@@ -58,7 +58,7 @@ class Agreement:
     tolerance: Tolerance
 
     def check(self, batch: Batch, rollouts: Sequence[Rollout]) -> Record:
-        """The distance as a Record, or a NovaError that names the cause."""
+        """The difference as a Record. Raises NovaError with the likely cause."""
         self._structure(batch, rollouts)
         logp = self.logprobs(batch, self.temperature)
         record, fine = mismatch(logp, batch, self.tolerance)
@@ -67,7 +67,7 @@ class Agreement:
         raise NovaError(f"sampler and learner disagree: {self._cause(batch, logp, record)}", where="step 0", fix=FIX)
 
     def _structure(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
-        """What can be seen without a forward pass: masks, supports, versions, templates."""
+        """Checks without a forward pass: masks, supports, versions, templates."""
         sampled = [sequence for rollout in rollouts if rollout.role == "train" for sequence in rollout.sequences]
         chosen = sum(
             masked or logp != 0
@@ -77,8 +77,8 @@ class Agreement:
         lost = chosen - int(batch.mask.sum())
         if lost > 0:
             raise NovaError(
-                f"sampler and learner disagree: the mask leaves out {lost} tokens that the policy chose "
-                "(pad = eos: a mask made by comparing token ids loses the end-of-sequence token)",
+                f"sampler and learner disagree: the mask excludes {lost} tokens that the policy sampled "
+                "(pad = eos: a mask from comparing token ids excludes the end-of-sequence token)",
                 where="step 0",
                 fix=FIX,
             )
@@ -90,7 +90,7 @@ class Agreement:
         if unknown:
             raise NovaError(
                 f"sampler and learner disagree: {unknown} tokens were sampled from a truncated distribution (top_k, "
-                "top_p or min_p), and which tokens were possible was not recorded",
+                "top_p or min_p), but the supports were not recorded",
                 where="step 0",
                 fix=FIX,
             )
@@ -98,25 +98,25 @@ class Agreement:
         if stale.numel() and int(stale.min()) != self.version:
             raise NovaError(
                 "sampler and learner disagree: stale weights, "
-                f"the sampler used version {int(stale.min())}, the learner holds {self.version}",
+                f"the sampler used version {int(stale.min())}, but the learner has {self.version}",
                 where="step 0",
                 fix=FIX,
             )
         for prompt in {rollout.prompt.id: rollout.prompt for rollout in rollouts}.values():
             if tuple(self.render(prompt)) != tuple(prompt.tokens):
                 raise NovaError(
-                    "sampler and learner disagree: the chat template renders the prompt differently for each of them",
+                    "sampler and learner disagree: the chat template renders the prompt differently for each",
                     where=f"step 0, prompt {prompt.id}",
                     fix=FIX,
                 )
 
     def _noisy(self, batch: Batch, logp: Tensor) -> bool:
-        """Whether two forward passes differ: dropout, or another source of noise, is on in the learner."""
+        """Whether two forward passes differ, because of dropout or another source of noise."""
         return any(active_dropout(self.model)) and not torch.equal(logp, self.logprobs(batch, self.temperature))
 
     def _cause(self, batch: Batch, logp: Tensor, record: Record) -> str:
         if self._noisy(batch, logp):
-            return f"dropout is on in the learner (p={max(active_dropout(self.model))})"
+            return f"dropout is enabled in the learner (p={max(active_dropout(self.model))})"
         numbers = f"mean {record['mismatch_mean']:.2g}, max {record['mismatch_max']:.2g} nats per token"
         grid = {self.sampling_temperature, *(round(0.1 * step, 1) for step in range(1, 21))}
         candidates = sorted(grid - {self.temperature, 0.0})
@@ -124,13 +124,13 @@ class Agreement:
             _, fits = mismatch(self.logprobs(batch, temperature), batch, self.tolerance)
             if fits:
                 return (
-                    f"the sampler's temperature is {temperature}, the learner scores at {self.temperature} ({numbers})"
+                    f"the sampler's temperature is {temperature}, but the learner's is {self.temperature} ({numbers})"
                 )
-        return f"{numbers}; no temperature explains it: the sampler's weights are stale or not the learner's"
+        return f"{numbers}; not explained by temperature: the sampler's weights are stale or differ from the learner's"
 
 
 def active_dropout(model: nn.Module) -> list[float]:
-    """The probabilities of the dropouts that are on."""
+    """The probabilities of all active dropout modules."""
     found = [
         module.p for module in model.modules() if isinstance(module, nn.Dropout) and module.training and module.p > 0
     ]
@@ -141,7 +141,7 @@ def active_dropout(model: nn.Module) -> list[float]:
 
 
 def switch_dropout_off(model: nn.Module) -> None:
-    """Set every dropout probability to 0: reinforcement learning compares two passes over the same tokens."""
+    """Set every dropout probability to 0, because reinforcement learning compares two passes over the same tokens."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

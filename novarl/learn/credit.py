@@ -1,4 +1,4 @@
-"""Credit from rewards: the first of an algorithm's five axes, on whole trajectories and identical on every rank."""
+"""Compute advantages from rewards: the first of an algorithm's five axes, identical on every rank."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class CreditRule:
         reward: Tensor | None = None,
         kl_coef: float | None = None,
     ) -> tuple[Credit, Record, float | None]:
-        """(credit, what there is to report, the new moving average of rewards).
+        """(credit, metrics, the new moving average of rewards).
 
-        `reward` [R] stands in for the batch's where several objectives are weighed, `kl_coef` for the rule's own where
-        a controller moves it.
+        `reward` [R] replaces the batch's rewards if several objectives are combined, `kl_coef` the rule's own if a
+        controller adapts it.
         """
         if self.own is None and self.estimator not in ESTIMATORS:
             raise NovaError(f"unknown estimator {self.estimator!r}", where="adv.estimator")
@@ -86,10 +86,10 @@ class CreditRule:
         return Credit(advantage=advantage, returns=returns), record, ema
 
     def _kl(self, scores: Scores) -> Tensor:
-        """KL_t of the policy that sampled and its reference, [N]."""
+        """KL_t between the sampling policy and the reference, [N]."""
         if scores.old_logp is None or scores.ref_logp is None:
             raise NovaError(
-                "a KL penalty needs a reference", where="kl", fix="set kl.type=null or kl.coef > 0 with a reference"
+                "a KL penalty requires a reference", where="kl", fix="set kl.type=null or kl.coef > 0 with a reference"
             )
         return kl_per_token(self.kl_estimator, scores.old_logp, scores.ref_logp, self.kl_clamp)
 
@@ -138,10 +138,10 @@ class CreditRule:
         return rows.flat(advantage), rows.flat(returns)
 
     def _prime(self, batch: Batch, scores: Scores, reward: Tensor) -> Tensor:
-        """PRIME's advantage [N], as the paper has it: leave-one-out on the outcomes, and the returns of process rewards
-        less their own baseline, the mean over the other answers to the prompt of the mean reward of their tokens.
+        """PRIME's advantage [N], as in the paper: leave-one-out on the outcomes, plus the returns of process rewards
+        minus their baseline, the mean over the other answers to the prompt of their mean token reward.
 
-        What only serves as a baseline (a greedy answer) is none of the K samples and counts in neither mean.
+        Baseline rollouts (greedy answers) are not among the K samples and are excluded from both means.
         """
         assert scores.token_reward is not None
         rows, trained = Rows.of(batch), ~batch.baseline
@@ -163,10 +163,10 @@ def _greedy(batch: Batch, reward: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The trained tokens of each trajectory side by side: [R, T], T the most of any, padded on the right.
+    """The trained tokens of each trajectory as right-padded rows [R, T].
 
-    What the policy did not choose (prompts, turns of an environment) is no step of it and has no column. `index` [R, T]
-    is the flat position, `mask` where there is one, `last` the last of each row (the reward comes with it).
+    Tokens that the policy did not choose (prompts, environment turns) have no column. `index` [R, T] is the flat
+    position, `mask` marks tokens, `last` the last token of each row (which gets the reward).
     """
 
     index: Tensor
@@ -187,7 +187,7 @@ class Rows:
         return cls(index, mask, mask & (columns[None, :] == count[:, None] - 1), batch.tokens.numel())
 
     def spread(self, flat: Tensor) -> Tensor:
-        """A per-token tensor [N] as [R, T], 0 where there is no token."""
+        """A per-token tensor [N] as [R, T], padded with 0."""
         return torch.where(self.mask, flat[self.index], torch.zeros((), dtype=flat.dtype))
 
     def flat(self, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The critic: a model of the reward that is still to come, learnt beside the policy."""
+"""The critic: a model of the expected return, trained alongside the policy."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from novarl.models.heads import ValueModel, token_values
 
 @dataclass(frozen=True, slots=True)
 class ValueScorer:
-    """A value model as the learner sees it; the counterpart of `Scorer`."""
+    """Computes values of a batch; the counterpart of `Scorer` for value models."""
 
     model: ValueModel
     layout: Layout = "auto"
     compute_dtype: torch.dtype = torch.float32
     splits: Splits = field(default_factory=Splits, compare=False)
-    """Of the passes here and of the critic's own."""
+    """Split counts of the passes here and in the critic."""
 
     @property
     def device(self) -> torch.device:
@@ -39,19 +39,19 @@ class ValueScorer:
 
     @property
     def shares(self) -> bool:
-        """Whether what sequences begin with together is computed once."""
+        """Whether shared prefixes are computed once."""
         return shares(self.model.model, self.layout)
 
     def __call__(self, batch: Batch, positions: Tensor) -> Tensor:
-        """V [M] of the states that end at the flat `positions` [M]."""
+        """V [M] of the states at the flat `positions` [M]."""
         return token_values(
             self.model, batch, positions=positions, layout=self.layout, compute_dtype=self.compute_dtype
         )
 
     @torch.no_grad()
     def values(self, batch: Batch, ranks: Ranks, budget: int, *, bootstrap: bool) -> tuple[Tensor, Tensor]:
-        """(V before each trained token [N], 0 elsewhere; V after each trajectory's last token [R], 0 unless
-        `bootstrap` and the trajectory was cut off by a limit), on the CPU, the same on every rank."""
+        """(V before each trained token [N], 0 elsewhere; V after each trajectory's last token [R], 0 unless `bootstrap`
+        and the trajectory was truncated by a limit), on the CPU, the same on every rank."""
         before = torch.zeros_like(batch.behavior_logp)
         after = torch.zeros_like(batch.reward)
 
@@ -77,10 +77,10 @@ class ValueScorer:
 
 @dataclass(frozen=True, slots=True)
 class CriticSettings:
-    """`passes`: into how many updates the critic goes through each minibatch of the policy's. `clip`: see `value_loss`.
+    """`passes`: the number of critic updates per policy minibatch. `clip`: see `value_loss`.
 
-    `bootstrap`: a trajectory that a limit cut off is worth its value there. Off, a limit is part of the task: the
-    reward judged the text as it stands.
+    `bootstrap`: use the value at the end of a truncated trajectory. Otherwise the limit is part of the task: the reward
+    is that of the truncated text.
     """
 
     optim: OptimSettings
@@ -90,7 +90,7 @@ class CriticSettings:
 
 
 class Critic:
-    """A separate value model with its own optimiser. A supplier of values."""
+    """A separate value model with its own optimiser; a supplier of values."""
 
     def __init__(self, scorer: ValueScorer, settings: CriticSettings, *, ranks: Ranks, budget: int) -> None:
         self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
@@ -98,12 +98,12 @@ class Critic:
         self.optimizer = self.accumulator.optimizer
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
-        """The scores with values in them."""
+        """The scores with values."""
         values, bootstrap = self.scorer.values(batch, self.ranks, self.budget, bootstrap=self.settings.bootstrap)
         return replace(scores, values=values, bootstrap=bootstrap), {}
 
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
-        """`passes` updates towards the returns, on disjoint parts of the minibatch; the last one's Record."""
+        """Make `passes` updates towards the returns on disjoint parts of the minibatch. Returns the last Record."""
         assert scores.values is not None and credit.returns is not None
         record = {
             "explained_variance": explained_variance(scores.values, credit.returns, batch.mask).item(),
@@ -145,18 +145,18 @@ class Critic:
 
 
 class SharedCritic:
-    """Values from the policy's own trunk, whose head `PolicyLearner` trains with the policy. A supplier of values."""
+    """A value head on the policy's trunk, trained by `PolicyLearner` with the policy; a supplier of values."""
 
     def __init__(self, scorer: ValueScorer, *, bootstrap: bool, ranks: Ranks, budget: int) -> None:
         self.scorer, self.bootstrap, self.ranks, self.budget = scorer, bootstrap, ranks, budget
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
-        """The scores with values in them."""
+        """The scores with values."""
         values, bootstrap = self.scorer.values(batch, self.ranks, self.budget, bootstrap=self.bootstrap)
         return replace(scores, values=values, bootstrap=bootstrap), {}
 
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
-        """Nothing but a report: the learner of the policy has trained the head."""
+        """Only report metrics: the policy learner has trained the head."""
         assert scores.values is not None and credit.returns is not None
         return {
             "explained_variance": explained_variance(scores.values, credit.returns, batch.mask).item(),

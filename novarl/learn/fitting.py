@@ -1,8 +1,8 @@
-"""When a micro-batch does not fit in memory: it is split, and the pass over the batch begins again.
+"""If a micro-batch does not fit in memory, it is split and the pass over the batch restarts.
 
-Nothing of a pass that failed is kept, neither gradients nor metrics, so nothing can count twice, wherever in its
-backward pass a micro-batch died. The gradient is the same but for rounding: denominators are global. To the bit it is
-not, which is why every split is counted, reported and, by the loop, put among the run's events.
+Gradients and metrics of a failed pass are discarded, so nothing is counted twice. The gradient is the same up to
+rounding, because denominators are global. It is not bit-identical, so every split is counted, reported, and logged as
+an event by the loop.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from novarl.kernels.products import give_up_programs
 T = TypeVar("T")
 
 MOST = 10
-"""Passes over one batch that may fail."""
+"""The maximum number of failed passes over one batch."""
 
 SPLIT = "split_micro_batches"
-"""The Record's name for how many micro-batches were split; absent where none was."""
+"""The metric that counts split micro-batches; absent if there were none."""
 
 
 @dataclass(slots=True)
 class Splits:
-    """How many micro-batches were split since somebody last asked."""
+    """Counts split micro-batches."""
 
     count: int = 0
 
     def take(self) -> int:
-        """The count, which begins anew."""
+        """Return the count and reset it."""
         taken, self.count = self.count, 0
         return taken
 
@@ -50,7 +50,7 @@ def fitting(
     undo: Callable[[], object] = lambda: None,
     sharding: Sharding | None = None,
 ) -> T:
-    """What `attempt` returns of the micro-batches `micro`, which it takes one by one.
+    """Call `attempt` on the micro-batches `micro`, which it consumes one by one, and return its result.
 
     Where memory runs out, `undo` takes back what the attempt has done so far, the micro-batch it was at is split into
     halves, and the attempt begins again. NovaError: a trajectory alone does not fit, or `MOST` attempts have failed.
@@ -78,9 +78,9 @@ def fitting(
         stuck = not elsewhere and len(failed) < 2
         if any(sharding.ranks.gather(stuck)) if sharding is not None else stuck:
             raise NovaError(
-                f"one trajectory alone does not fit in memory ({reason})",
+                f"a single trajectory does not fit in memory ({reason})",
                 where="micro",
-                fix="set micro.gradient_checkpointing=true, lower micro.logprob_chunk, or allow fewer tokens",
+                fix="set micro.gradient_checkpointing=true, lower micro.logprob_chunk, or reduce max_tokens",
             )
         if elsewhere:
             continue
@@ -88,32 +88,32 @@ def fitting(
         micro = [*micro[: at[0]], failed[:middle], failed[middle:], *micro[at[0] + 1 :]]
         splits.count += 1
     raise NovaError(
-        f"memory ran out {MOST} times in a row in one update ({reason})",
+        f"out of memory {MOST} times in a row in one update ({reason})",
         where="micro.max_tokens",
         fix="lower micro.max_tokens, or set micro.gradient_checkpointing=true",
     )
 
 
 def joined(record: Record, other: Record) -> Record:
-    """Both Records of one update as one: of the numbers that they share the other's, of micro-batches split the sum."""
+    """Merge both Records of one update: `other` takes precedence, and split counts are summed."""
     split = record.get(SPLIT, 0.0) + other.get(SPLIT, 0.0)
     return record | other | ({SPLIT: split} if split else {})
 
 
 def report(record: Record, step: int, bus: Bus) -> None:
-    """Tell the run's events of micro-batches that were split in the update of `record`, if any were."""
+    """Emit an event if micro-batches were split in the update of `record`."""
     if record.get(SPLIT):
         bus.event(
             "split_micro_batch",
             step=step,
             count=int(record[SPLIT]),
-            message="memory ran out, so micro-batches were split: the gradient is the same but for rounding, and the "
-            "run is no longer bit-exact from here",
+            message="out of memory: micro-batches were split; the gradient is the same up to rounding, but the "
+            "run is not bit-reproducible from here on",
         )
 
 
 def _counted(micro: list[list[int]], at: list[int]) -> Iterator[list[int]]:
-    """The micro-batches; `at[0]` is the number of the one that was handed out last."""
+    """Iterate over the micro-batches; `at[0]` is the index of the last one."""
     for number, trajectories in enumerate(micro):
         at[0] = number
         yield trajectories

@@ -1,7 +1,7 @@
-"""Step guards: what may undo or end a rollout's updates when the policy has moved too far from where it began.
+"""Step guards: undo or end the updates of a rollout when the policy has moved too far.
 
-A penalty on KL is a price; a guard is a bound. Distance is KL(pi_old || pi) per token, pi_old the policy before the
-rollout's first update, measured with k3 on the whole minibatch after the step.
+A KL penalty is soft; a guard is a hard limit. The distance is KL(pi_old || pi) per token, with pi_old the policy before
+the rollout's first update, measured with k3 on the whole minibatch after the step.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from novarl.core.types import Record
 from novarl.learn.optim import Optimizer
 
 STOP = "stop_rollout"
-"""Set to 1 in the Record of an update after which the rest of its rollout is not to be learnt from."""
+"""Set to 1 in the Record of an update that ends training on its rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepGuard:
-    """`early_stop` lets the step stand and ends the rollout; `rollback` shortens the step, by halves, until the policy
-    is within `limit`, or undoes it altogether, Adam's moments included."""
+    """`early_stop` keeps the step and ends the rollout; `rollback` halves the step until the policy is within `limit`,
+    or undoes it completely, including Adam's moments."""
 
     mode: Literal["early_stop", "rollback"]
     limit: float
 
     def around(self, optimizer: Optimizer, measure: Callable[[], float]) -> tuple[float, float, Record]:
-        """Step under guard: (gradient norm, learning rate, what the guard did)."""
+        """Take a guarded step: (gradient norm, learning rate, metrics of the guard)."""
         before = _Saved(optimizer) if self.mode == "rollback" else None
         norm, rate = optimizer.step()
         if before is None:
@@ -50,7 +50,7 @@ class StepGuard:
 
 
 def early_stop(kl: float, limit: float) -> bool:
-    """Whether a rollout's updates should end: KL above the limit, or not a number."""
+    """Whether to stop updating on a rollout: KL is above the limit or NaN."""
     return not kl <= limit
 
 
@@ -58,7 +58,7 @@ def backtrack(measure: Callable[[float], float], limit: float, *, halvings: int 
     """The largest of 1, 1/2, 1/4, ..., 2^-halvings whose measured distance is within the limit; 0 if none is.
 
     `measure(fraction)` puts the policy at that fraction of its step and returns its KL to the policy before the step;
-    NaN is not within any limit. It is asked from the largest down, and not again once one is accepted.
+    NaN is never within the limit. Fractions are tried from the largest down; the first accepted one is the last call.
     """
     for fraction in (0.5**halving for halving in range(halvings + 1)):
         if measure(fraction) <= limit:
@@ -82,12 +82,12 @@ class _Saved:
 
     @torch.no_grad()
     def place(self, optimizer: Optimizer, after: list[torch.Tensor], fraction: float) -> None:
-        """Put the weights at `fraction` of the step to `after`: at either end, to the bit."""
+        """Set the weights to `fraction` of the step to `after`; exact at both ends."""
         for parameter, start, end in zip(optimizer.parameters.values(), self.weights, after, strict=True):
             parameter.copy_(start if fraction == 0.0 else end if fraction == 1.0 else start.lerp(end, fraction))
 
     def forget(self, optimizer: Optimizer) -> None:
-        """Put the moments back, as if the step had never been; the count of updates goes on."""
+        """Restore the moments, as if the step had not been taken; the update count continues."""
         done = optimizer.update
         optimizer.load_state_dict(self.moments)
         optimizer.update = done

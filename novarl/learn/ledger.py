@@ -1,4 +1,4 @@
-"""Metrics that know how to be added up: each is a total and a weight, over micro-batches and over ranks."""
+"""Metrics with their reductions over micro-batches and ranks: each is a total and a weight."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Ledger:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything added."""
+        """Clear all metrics."""
         self.means: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         self.squares: dict[str, float] = defaultdict(float)
         self.sums: dict[str, float] = defaultdict(float)
         self.largest: dict[str, float] = {}
 
     def mean(self, name: str, values: Tensor) -> None:
-        """Report the mean over everything added under `name` (any shapes); nothing added, nothing reported."""
+        """Report the mean over all values added under `name` (any shapes); nothing is reported without values."""
         total, count = self.means[name]
         self.means[name] = (total + values.detach().double().sum().item(), count + values.numel())
 
@@ -34,22 +34,22 @@ class Ledger:
         self.squares[name] += values.detach().double().square().sum().item()
 
     def sum(self, name: str, total: Tensor) -> None:
-        """Report a sum over micro-batches and ranks: the parts of a loss whose denominators are already global."""
+        """Report a sum over micro-batches and ranks: for parts of a loss with a global denominator."""
         self.sums[name] += total.detach().double().item()
 
     def count(self, name: str, number: int) -> None:
-        """Report a sum over ranks of something counted; nothing where all of them counted none."""
+        """Report a count summed over ranks; zero counts are not reported."""
         if number:
             self.sums[name] += number
 
     def max(self, name: str, values: Tensor) -> None:
-        """Report the largest of `values`, over everything added under `name`."""
+        """Report the maximum over all values added under `name`."""
         if values.numel():
             value = values.detach().double().max().item()
             self.largest[name] = max(value, self.largest.get(name, value))
 
     def reduce(self, ranks: Ranks) -> Record:
-        """The metrics over all ranks, added in rank order, so that every rank gets the same bits."""
+        """The metrics over all ranks, summed in rank order, so that every rank gets the same bits."""
         whole = Ledger()
         for means, squares, sums, largest in ranks.gather(
             (dict(self.means), dict(self.squares), dict(self.sums), self.largest)

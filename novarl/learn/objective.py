@@ -1,4 +1,4 @@
-"""What a policy update minimises: four of an algorithm's five axes, put together token by token."""
+"""The loss of a policy update: four of an algorithm's five axes, combined per token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KL_ESTIMATORS = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 
 
 def kl_per_token(name: str, logp: Tensor, ref_logp: Tensor, most: float | None) -> Tensor:
-    """The estimate of each token [N]; `most` is the largest that k3 may be, None for no limit."""
+    """The per-token estimate [N]; `most` is the maximum of k3, None for no limit."""
     return KL_ESTIMATORS[name](logp, ref_logp) if most is None else kl.k3(logp, ref_logp, most=most)
 
 
@@ -32,9 +32,9 @@ Correction = Callable[..., Tensor]
 class Objective:
     """loss = sum_t w_t * (c_t * surrogate_t + kl_loss_coef * KL_t - entropy_coef * H_t)
 
-    with w from the aggregation and c the off-policy correction, 1 where there is none. What is named in `by_sequence`
-    ("surrogate", "correction") takes the keyword `sequence`, the trajectory of each token, too. `kl_clamp`: the largest
-    k3 of a token. `proportional`: where an advantage is 0, so is the surrogate's gradient.
+    with w from the aggregation and c the off-policy correction (1 without one). Functions named in `by_sequence`
+    ("surrogate", "correction") also take the keyword `sequence`, the trajectory of each token. `kl_clamp`: the maximum
+    k3 of a token. `proportional`: the surrogate's gradient is 0 where the advantage is 0.
     """
 
     surrogate: Surrogate
@@ -51,16 +51,16 @@ class Objective:
 
     @property
     def follows_advantage(self) -> bool:
-        """Whether nothing but advantages moves the policy: without them there is no gradient."""
+        """Whether the gradient depends only on advantages, so it is zero without them."""
         return self.proportional and not self.kl_loss_coef and not self.entropy_coef
 
     def losses(
         self, part: Batch, logp: Tensor, entropy: Tensor, *, scores: Scores, advantage: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Per-token losses by name (`policy`; `kl` and `entropy` where they are on), and statistics, each [N].
+        """Per-token losses by name (`policy`, and `kl` and `entropy` if enabled), and statistics, each [N].
 
-        Without recorded `old_logp` the data is on-policy: the old policy is the current one, its ratio 1, its gradient
-        the policy gradient.
+        Without recorded `old_logp` the data is on-policy: the old policy is the current one with ratio 1, and the
+        gradient is the policy gradient.
         """
         old = logp.detach() if scores.old_logp is None else scores.old_logp
         surrogate, stats = self.surrogate(logp, old, advantage, part.mask, **self._sequence(part, "surrogate"))
@@ -78,13 +78,13 @@ class Objective:
         return losses, {**stats, "ratio": (logp.detach() - old).exp()}
 
     def weight(self, part: Batch, old_logp: Tensor) -> Tensor:
-        """What pi_old / mu makes each token count [N]: the correction's weight, or the bare ratio where there is none;
-        0 outside the mask, without a gradient."""
+        """The importance weight pi_old / mu of each token [N]: the correction's weight, or the plain ratio without a
+        correction; 0 outside the mask, without gradient."""
         correction = self.correction or partial(off_policy.truncated_weight, maximum=math.inf)
         return correction(old_logp, part.behavior_logp, part.mask, **self._sequence(part, "correction"))
 
     def coefficient(self, name: str) -> float:
-        """By what a loss of `losses` enters the sum."""
+        """The coefficient of a loss of `losses` in the sum."""
         return {"policy": 1.0, "kl": self.kl_loss_coef, "entropy": -self.entropy_coef}[name]
 
     def _sequence(self, part: Batch, name: str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""AdamW with a stateless schedule, and gradients that are the same however the batch was cut."""
+"""AdamW with a stateless learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
 }
-"""Decay factor by the share of the run that is done, from 1 at its start."""
+"""Decay factor as a function of training progress, starting at 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class OptimSettings:
     """AdamW (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101) and its learning-rate schedule.
 
     The rate rises linearly over `warmup_steps` updates, then decays by `schedule` from `lr` to `min_lr_ratio * lr` at
-    `total_steps`. `max_grad_norm` 0 clips nothing.
+    `total_steps`. `max_grad_norm` 0 disables clipping.
     """
 
     lr: float = 1e-4
@@ -50,9 +50,9 @@ class OptimSettings:
 
 
 class Optimizer:
-    """AdamW over a model's trainable parameters, its state addressed by parameter name.
+    """AdamW over a model's trainable parameters, with state keyed by parameter name.
 
-    It calls torch's function, not torch's class: that one imports torch's compiler, a second of every start.
+    It uses torch's functional AdamW, because the class imports torch's compiler, which takes a second at start-up.
     """
 
     def __init__(self, model: nn.Module, settings: OptimSettings) -> None:
@@ -65,21 +65,21 @@ class Optimizer:
         self.moments: dict[str, dict[str, Tensor]] = {}
 
     def gradients(self) -> list[Tensor]:
-        """The gradient of every parameter, zeros where none arrived, in a fixed order."""
+        """The gradients of all parameters (zeros if missing), in a fixed order."""
         for parameter in self.parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
     def drop_gradients(self) -> None:
-        """Forget what has been accumulated since the last step."""
+        """Clear accumulated gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def step(self) -> tuple[float, float]:
-        """Clip, move the weights, forget the gradients; returns (gradient norm before clipping, learning rate).
+        """Clip, update the weights and clear the gradients; returns (gradient norm before clipping, learning rate).
 
-        A gradient that is not finite is an error, never a silent step.
+        Raises NovaError if the gradient is not finite.
         """
         gradients = self.gradients()
         norm = norm_of(gradients)
@@ -87,7 +87,7 @@ class Optimizer:
             raise NovaError(
                 f"the gradient of update {self.update} is not finite (norm {norm.item()})",
                 where="optim",
-                fix="lower optim.lr, look at the rewards of this step, or use dtype=float32",
+                fix="lower optim.lr, check the rewards of this step, or use dtype=float32",
             )
         if self.settings.max_grad_norm > 0:
             factor = (self.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -141,12 +141,12 @@ class Optimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["moments"] and state["moments"].keys() != self.parameters.keys():
             raise NovaError(
-                "the checkpoint's optimiser belongs to another model",
+                "the optimiser state in the checkpoint belongs to another model",
                 where="resume",
-                fix="use the model the run was started with",
+                fix="use the model of the original run",
             )
         self.update = int(state["update"])
-        # The step count too: the fused AdamW reads it where the weights are.
+        # Including the step count, which fused AdamW reads on the weights' device.
         self.moments = {
             name: {
                 key: value.to(self.parameters[name].device) if key == "step" else spread(value, self.parameters[name])
@@ -157,19 +157,19 @@ class Optimizer:
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """The weights of a module that a checkpoint has no folder for, each once, however many layers share it."""
+    """The weights of a module without its own directory in a checkpoint; tied weights once."""
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
 @torch.no_grad()
 def put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """The inverse of `weights_of`. NovaError where they are of another module."""
+    """The inverse of `weights_of`. Raises NovaError if they belong to another module."""
     parameters = dict(module.named_parameters())
     if parameters.keys() != weights.keys():
         raise NovaError(
-            "the checkpoint's weights belong to another model",
+            "the weights in the checkpoint belong to another model",
             where="resume",
-            fix="use the model the run was started with",
+            fix="use the model of the original run",
         )
     for name, parameter in parameters.items():
         parameter.copy_(weights[name])

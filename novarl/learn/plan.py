@@ -1,4 +1,4 @@
-"""Which rank computes which trajectory, in which micro-batch: a function of lengths, so a resumed run repeats it."""
+"""Assign trajectories to ranks and micro-batches, as a function of lengths, so that a resumed run repeats it."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ def trajectory_of_tokens(batch: Batch) -> Tensor:
 
 
 def per_trajectory(batch: Batch, per_token: Tensor) -> Tensor:
-    """The sum over each trajectory's trained tokens, of all its sequences: [N] -> [R]; 0 where none is trained.
+    """The sum over each trajectory's trained tokens, over all its sequences: [N] -> [R]; 0 without trained tokens.
 
-    What stands outside the mask is not read. Differentiable in `per_token`, and of its dtype.
+    Values outside the mask are not read. Differentiable in `per_token`, with its dtype.
     """
     chosen = torch.where(batch.mask, per_token, 0.0)
     return chosen.new_zeros(batch.reward.numel()).index_add(0, trajectory_of_tokens(batch), chosen)
 
 
 FEW = 256
-"""Fewer computed tokens than these are not set apart: micro-batches of their own would not pay."""
+"""Below this number of computed tokens, separate micro-batches do not pay off."""
 
 AT_ONCE = 64
-"""Trajectories that are counted at once, to find out whether there are FEW tokens."""
+"""The number of trajectories counted at once to determine whether there are FEW tokens."""
 
 
 def plan(
     batch: Batch, ranks: Ranks, budget: int, *, apart: Tensor | None = None, shares: bool = True
 ) -> list[list[int]]:
-    """This rank's micro-batches, as lists of trajectories of about `budget` tokens each at most.
+    """This rank's micro-batches, as lists of trajectories, each with at most about `budget` tokens.
 
-    What counts are the tokens that are computed: neighbours that begin alike stay together, and what they share counts
-    once (`models.prefix`), unless together they exceed the budget or one rank's part of the work. (A part of the batch
-    may share a little less, or more, than its sequences do in the whole.) Trajectories without
-    a trained token (baselines, failed ones) cost nothing and are left out. Those of `apart` [R] bool come last, in
-    micro-batches of their own, unless they compute fewer than FEW tokens. Without `shares`, as for a model that runs
-    through its own attention, every token counts, and what pads the shorter sequences to the longest.
+    The budget counts computed tokens: neighbouring sequences with a shared prefix stay together, and the prefix counts
+    once (`kernels.prefix`), unless together they exceed the budget or one rank's part of the work. (Sharing within a
+    part can differ slightly from sharing in the whole batch.) Trajectories without trained tokens (baselines, failed
+    ones) are omitted. Those of `apart` [R] bool come last, in separate micro-batches, unless they compute fewer than
+    FEW tokens. Without `shares`, as for a model with its own attention, every token counts, including padding to the
+    longest sequence.
     """
     chosen = torch.zeros(batch.reward.numel(), dtype=torch.bool)
     chosen[trajectory_of_tokens(batch)[batch.mask]] = True
@@ -57,7 +57,7 @@ def plan(
 
 
 def _is_much(batch: Batch, chosen: Tensor, shares: bool) -> bool:
-    """Whether trajectories compute FEW tokens or more; looked at a few at a time, the first of which mostly tell."""
+    """Whether trajectories compute at least FEW tokens; checked a few at a time, which is usually enough."""
     computed = 0
     for some in chosen.nonzero().flatten().split(AT_ONCE):
         part, _ = select(batch, some.tolist())
@@ -68,7 +68,7 @@ def _is_much(batch: Batch, chosen: Tensor, shares: bool) -> bool:
 
 
 def _computed(batch: Batch, shares: bool) -> int:
-    """How many tokens a forward pass over the batch computes."""
+    """The number of tokens that a forward pass over the batch computes."""
     return sum(group.tokens for group in _groups(batch, shares))
 
 
@@ -98,7 +98,7 @@ def _plan(batch: Batch, chosen: Tensor, ranks: Ranks, budget: int, shares: bool)
 
 
 def _padded(batch: Batch, ranks: Ranks, budget: int) -> list[list[int]]:
-    """This rank's micro-batches where every sequence is padded to the longest beside it."""
+    """This rank's micro-batches if sequences are padded to the longest."""
     shapes = [(0, 0)] * batch.reward.numel()
     for trajectory, length in zip(batch.traj.tolist(), batch.cu_seqlens.diff().tolist(), strict=True):
         rows, longest = shapes[trajectory]
@@ -109,8 +109,8 @@ def _padded(batch: Batch, ranks: Ranks, budget: int) -> list[list[int]]:
 
 
 def _units(batch: Batch, ranks: int, budget: int) -> list[tuple[list[int], int]]:
-    """What stays together: runs of trajectories, and how many tokens each computes. Groups of one template do not stay
-    together: in large units ranks could not share the work evenly."""
+    """Units that stay together: ranges of trajectories and their numbers of computed tokens. Groups of one template are
+    not kept together, because large units prevent an even split over ranks."""
     groups = _groups(batch, True, join=False)
     group = [number for number, found in enumerate(groups) for _ in range(found.members)]
     kept, spread = (index.tolist() for index in unique_places(groups, torch.device("cpu")))

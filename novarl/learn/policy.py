@@ -1,4 +1,4 @@
-"""The policy learner: one call, one optimiser update, with the gradient of the whole minibatch.
+"""The policy learner: one optimiser update per call, with the gradient of the whole minibatch.
 
 Every denominator is global and known before the first backward (`algos.aggregate.weights` runs on the whole minibatch),
 so micro-batch size, packing and the number of ranks never change the gradient.
@@ -28,13 +28,13 @@ from novarl.learn.scorer import Scorer
 from novarl.models.forward import predicted
 
 PROBE_SHARE, PROBE_LEAST, PROBE_MOST = 1 / 32, 64, 256
-"""The share of a minibatch's trained tokens on which an update's own move is measured, so that looking costs about a
-hundredth of learning; the fewest of them, and the most. A guard measures all of them."""
+"""The fraction of a minibatch's trained tokens on which the size of an update is measured (about 1 % of the training
+cost), and its minimum and maximum. A guard measures all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedValue:
-    """A value head [D] -> 1 on the policy's own trunk, trained with it: loss + coef * value loss."""
+    """A value head [D] -> 1 on the policy's trunk, trained with it: loss + coef * value loss."""
 
     head: nn.Module
     coef: float
@@ -68,7 +68,7 @@ class PolicyLearner:
         self.optimizer = self.accumulator.optimizer
 
     def score(self, batch: Batch) -> Scores:
-        """What the update needs to know of the batch before the weights move."""
+        """The log-probabilities that updates need from before the weights change."""
         old = self.scorer.logprobs(batch, self.ranks, self.budget) if self.needs_old_logp else None
         reference = self.reference.logprobs(batch, self.ranks, self.budget) if self.reference is not None else None
         return Scores(old_logp=old, ref_logp=reference)
@@ -103,8 +103,8 @@ class PolicyLearner:
         return self.objective.follows_advantage and self.value is None
 
     def _at_rest(self, batch: Batch, advantage: Tensor) -> Tensor | None:
-        """The trajectories [R] that have no gradient, such as a group whose answers are all right: they are only looked
-        at, which is a third of the work. None where something else than advantages counts."""
+        """The trajectories [R] without a gradient, such as a group of right answers. They need only a forward pass, a
+        third of the work. None if the gradient does not depend only on advantages."""
         if not self._follows_advantage:
             return None
         owner = trajectory_of_tokens(batch)
@@ -144,7 +144,7 @@ class PolicyLearner:
     def _value(
         self, part: Batch, hidden: Tensor, old: Tensor | None, returns: Tensor | None, weight: Tensor, ledger: Ledger
     ) -> Tensor:
-        """The shared trunk's value loss, by the policy's own token weights."""
+        """The value loss on the shared trunk, with the policy's token weights."""
         assert self.value is not None and old is not None and returns is not None
         head = self.value.head
         read = head(hidden.to(next(head.parameters()).dtype)).squeeze(-1)
@@ -156,7 +156,7 @@ class PolicyLearner:
         return self.value.coef * (losses * weight).sum()
 
     def _step(self, batch: Batch, old: Tensor) -> Record:
-        """Move the weights, under guard where there is one."""
+        """Update the weights, with the guard if there is one."""
         if self.guard is None:
             norm, rate = self.optimizer.step()
             guarded: Record = {}
@@ -202,10 +202,10 @@ class PolicyLearner:
         ledger.sum("kl_penalty", self.objective.kl_loss_coef * kl_loss)
 
     def _move(self, batch: Batch, before: Tensor) -> Record:
-        """How far this update moved the policy: KL(before || after) per token, k3, after the step, never clamped.
+        """The size of this update: KL(before || after) per token, with k3, after the step, never clamped.
 
-        Measured on the minibatch's first trajectories, as many as hold PROBE_SHARE of its tokens, within PROBE_LEAST
-        and PROBE_MOST: a choice that depends on neither the token budget nor the ranks.
+        Measured on the minibatch's first trajectories that contain PROBE_SHARE of its tokens, within PROBE_LEAST and
+        PROBE_MOST, independent of the token budget and the ranks.
         """
         probe = self._probe(batch)
         part, index = piece(batch, probe, torch.device("cpu"))
@@ -214,7 +214,7 @@ class PolicyLearner:
             return {}
         moved = KL_ESTIMATORS["k3"](before[index], after)[mask].double()
         record = {"kl": moved.mean().item()}
-        if self.reference is None:  # the nearest thing to a reference is the policy before the update
+        if self.reference is None:  # use the policy before the update as the reference
             back = KL_ESTIMATORS["k1"](after, before[index])[mask].double().mean().item()
             record |= {"kl_mean": record["kl"], "kl_std": moved.std(unbiased=False).item(), "kl_to_ref": back}
         return record
@@ -230,7 +230,7 @@ class PolicyLearner:
 
     @torch.no_grad()
     def end_step(self) -> None:
-        """After a rollout's last update: move the reference a little towards the policy, where it is to follow it."""
+        """After a rollout's last update: move an EMA reference towards the policy."""
         if self.reference is None or self.reference_decay is None:
             return
         pairs = zip(self.reference.model.parameters(), self.model.parameters(), strict=True)
@@ -249,7 +249,7 @@ class PolicyLearner:
             put_weights(module, state[name])
 
     def _kept(self) -> dict[str, nn.Module]:
-        """What of the learner's is neither the policy's nor fixed."""
+        """The learner's modules that change and are not part of the policy."""
         kept: dict[str, nn.Module] = {}
         if self.value is not None:
             kept["value_head"] = self.value.head

@@ -1,9 +1,9 @@
-"""Learning from preferences: pairs of answers (DPO and its relatives), or answers that are each good or bad (KTO).
+"""Preference learning: from pairs of answers (DPO and related losses) or from answers labelled good or bad (KTO).
 
-Both take batches of trajectories of two sequences (`data.pairs.pack_pairs`), and divide by the trajectories of the
-whole batch before the first backward, so that micro-batches, packing and ranks never change the gradient. The
-reference is what the weights were before training: its log-probabilities are computed once, by `with_reference`, and
-travel with the rows in `behavior_logp`.
+Both take batches of trajectories of two sequences (`data.pairs.pack_pairs`), and divide by the number of trajectories
+of the whole batch, known before the first backward, so that micro-batches, packing and ranks do not change the
+gradient. The reference is the initial model: its log-probabilities are computed once, by `with_reference`, and stored
+with the rows in `behavior_logp`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from novarl.learn.scorer import Scorer
 Row = TypeVar("Row", Pair, Labelled)
 
 SLAB = 1024
-"""Sequences whose reference log-probabilities are computed at a time."""
+"""Sequences per batch when computing reference log-probabilities."""
 
 
 class TrajectoryLearner:
-    """One optimiser update of the mean of a loss per trajectory. Subclasses say what the loss is."""
+    """Minimises the mean of a per-trajectory loss, which subclasses define."""
 
     def __init__(self, model: nn.Module, scorer: Scoring, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
         self.ranks, self.budget = ranks, budget
@@ -41,7 +41,7 @@ class TrajectoryLearner:
         self.optimizer = self.accumulator.optimizer
 
     def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of each trajectory of a micro-batch [R], and metrics by name, of any shapes: means are reported."""
+        """The loss of each trajectory of a micro-batch [R], and metrics by name, whose means are reported."""
         raise NotImplementedError
 
     def update(self, batch: Batch) -> Record:
@@ -68,8 +68,8 @@ class TrajectoryLearner:
 
 
 class PreferenceLearner(TrajectoryLearner):
-    """Pairs by a loss of `algos.preference.LOSSES`, all but kto: its point of reference needs other prompts' answers,
-    so pairs come apart into good and bad rows and go to `KTOLearner`. `options` are the loss's own keywords."""
+    """Trains on pairs with any loss of `algos.preference_losses.LOSSES` except kto, whose reference point needs answers
+    to other prompts: its pairs become rows for `KTOLearner`. `options` are keywords of the loss."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class PreferenceLearner(TrajectoryLearner):
     ) -> None:
         super().__init__(model, scorer, optim=optim, ranks=ranks, budget=budget)
         if loss not in preference.LOSSES or loss == "kto":
-            raise ValueError(f"no loss '{loss}' on pairs")
+            raise ValueError(f"unknown pair loss '{loss}'")
         self.scorer, self.beta = scorer, beta
         self.loss, self.options = preference.LOSSES[loss], dict(options or {})
         if unknown := sorted(self.options.keys() - self.loss.options):
-            raise ValueError(f"{loss} takes no {', '.join(unknown)}")
+            raise ValueError(f"{loss} does not support {', '.join(unknown)}")
 
     def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         logp = answer_sums(part, self.scorer(part)[0])
@@ -100,7 +100,7 @@ class PreferenceLearner(TrajectoryLearner):
             options |= {"chosen_length": length[0::2], "rejected_length": length[1::2]}
         chosen, rejected = logp[0::2], logp[1::2]
         losses = self.loss.function(chosen, rejected, ref[0::2], ref[1::2], beta=self.beta, **options)
-        # Without a reference the reward is that of sampling: the mean log-probability of a token.
+        # Without a reference the reward is the mean log-probability per token.
         value = logp if self.loss.reference else logp / length
         rewards = preference.implicit_rewards(value, ref, beta=self.beta)
         return losses, {
@@ -111,7 +111,7 @@ class PreferenceLearner(TrajectoryLearner):
 
 
 class KTOLearner(TrajectoryLearner):
-    """Rows of `unpaired`, by `algos.preference.kto_unpaired`; the point of reference is that of the whole batch."""
+    """Trains on rows of `unpaired` with `algos.preference_losses.kto_unpaired`; the reference point is per batch."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class KTOLearner(TrajectoryLearner):
         self.point = torch.zeros(())
 
     def update(self, batch: Batch) -> Record:
-        """Two passes: over the strangers without gradients, for the point of reference; then over the answers."""
+        """Two passes: over the unrelated answers without gradients, for the reference point, then over the answers."""
         strangers = one_side(batch, 1)
         logp = answer_sums(strangers, self.scorer.logprobs(strangers, self.ranks, self.budget))
         self.point = preference.kto_point(logp, reference_sums(strangers)).to(self.accumulator.scorer.device)
@@ -156,20 +156,20 @@ def answer_sums(batch: Batch, per_token: Tensor) -> Tensor:
 
 
 def reference_sums(batch: Batch) -> Tensor:
-    """log pi_ref of each sequence's answer [S], as recorded by `with_reference`. ValueError: nothing is recorded."""
+    """log pi_ref of each sequence's answer [S], as recorded by `with_reference`. Raises ValueError if not recorded."""
     check_reference(batch)
     return answer_sums(batch, batch.behavior_logp)
 
 
 def check_reference(batch: Batch) -> None:
-    """ValueError where no reference is recorded: zeros would pass for a reference that is certain of everything."""
+    """Raise ValueError if no reference is recorded: zeros would mean a reference with probability 1 everywhere."""
     recorded = batch.version[batch.mask] >= 0
     if len(recorded) and not bool(recorded.any()):
-        raise ValueError("the batch holds no log-probabilities of a reference: its rows need with_reference")
+        raise ValueError("the batch has no reference log-probabilities: apply with_reference to its rows")
 
 
 def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-    """What is reported of the rewards [pairs] of chosen and rejected answers."""
+    """Metrics of the rewards [pairs] of chosen and rejected answers."""
     return {
         "preference_accuracy": preference.preferred(chosen, rejected),
         "reward_margin": preference.margins(chosen, rejected),
@@ -179,7 +179,7 @@ def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
 
 
 def sequences_apart(batch: Batch) -> Batch:
-    """The same tokens, every sequence a trajectory of its own."""
+    """The same tokens, with every sequence as its own trajectory."""
     return replace(
         batch,
         traj=torch.arange(batch.traj.numel(), device=batch.traj.device),
@@ -192,23 +192,23 @@ def sequences_apart(batch: Batch) -> Batch:
 
 
 def one_side(batch: Batch, which: int) -> Batch:
-    """The first (0) or second (1) sequence of every trajectory of two, each a trajectory of its own."""
+    """The first (0) or second (1) sequence of every two-sequence trajectory, as its own trajectory."""
     return select(sequences_apart(batch), range(which, batch.traj.numel(), 2))[0]
 
 
 def unpaired(rows: Seq[Labelled]) -> list[Pair]:
-    """Rows for `KTOLearner`: each labelled answer as `chosen`, its label as `margin`, and beside it, as `rejected`, a
-    stranger: the answer to this row's prompt that the next row with another prompt gives (the first comes after the
-    last; where all rows share one prompt, it is simply the next row).
+    """Rows for `KTOLearner`: each labelled answer as `chosen`, its label as `margin`, and as `rejected` an unrelated
+    answer: this row's prompt with the answer of the next row that has another prompt (cyclic; if all rows share one
+    prompt, of the next row).
 
-    Strangers are what KTO's point of reference is estimated on. They are chosen once for the data set, so that their
-    reference log-probabilities are computed once, too. ValueError: one row has no other.
+    KTO's reference point is estimated on the unrelated answers. They are chosen once for the dataset, so that their
+    reference log-probabilities are also computed once. Raises ValueError for a single row.
     """
     if len(rows) < 2:
-        raise ValueError("KTO needs at least two rows: its point of reference is estimated on other rows' answers")
+        raise ValueError("KTO needs at least two rows: its reference point is estimated on the answers of other rows")
     prompts = [row.sequence.tokens[: row.sequence.mask.index(True)] for row in rows]
     following: list[int | None] = [None] * len(rows)
-    for index in reversed(range(2 * len(rows))):  # twice round, since the search goes on past the end
+    for index in reversed(range(2 * len(rows))):  # two cycles, because the search wraps around
         here, after = index % len(rows), (index + 1) % len(rows)
         following[here] = following[after] if prompts[here] == prompts[after] else after
     other = [after if after is not None else (here + 1) % len(rows) for here, after in enumerate(following)]
@@ -219,7 +219,7 @@ def unpaired(rows: Seq[Labelled]) -> list[Pair]:
 
 
 def _stranger(own: Sequence, other: Sequence) -> Sequence:
-    """The other's answer, from its first trained token on, after one's own prompt."""
+    """The answer of `other`, from its first trained token on, after the prompt of `own`."""
     cut, begin = own.mask.index(True), other.mask.index(True)
     return Sequence(
         own.tokens[:cut] + other.tokens[begin:],
@@ -231,10 +231,10 @@ def _stranger(own: Sequence, other: Sequence) -> Sequence:
 
 
 def with_reference(rows: Seq[Row], logprobs: Callable[[Batch], Tensor]) -> list[Row]:
-    """The rows with the reference's log-probability of every trained token in `behavior_logp`.
+    """The rows with the reference log-probability of every trained token in `behavior_logp`.
 
-    `logprobs` gives those of a batch [N], such as `lambda batch: scorer.logprobs(batch, ranks, budget)` with the
-    weights before training.
+    `logprobs` computes them for a batch [N], such as `lambda batch: scorer.logprobs(batch, ranks, budget)` with the
+    initial weights.
     """
     sides = [side for row in rows for side in _sides(row)]
     recorded: list[Sequence] = []
@@ -248,8 +248,7 @@ def with_reference(rows: Seq[Row], logprobs: Callable[[Batch], Tensor]) -> list[
 
 
 def _recorded(side: Sequence, logp: Tensor) -> Sequence:
-    """Trained tokens are then of version 0, the weights before training: a certain token's log-probability is 0, as it
-    is where none is known."""
+    """Trained tokens get version 0, the initial weights, because a log-probability of 0 could mean unknown."""
     versions = tuple(0 if trained else version for trained, version in zip(side.mask, side.versions, strict=True))
     return replace(side, behavior_logp=tuple(logp.tolist()), versions=versions)
 

@@ -1,9 +1,9 @@
-"""PRIME's process rewards (https://arxiv.org/abs/2502.01456): a reward for every token, learnt from outcomes alone.
+"""PRIME's process rewards (https://arxiv.org/abs/2502.01456): per-token rewards learned from outcomes only.
 
-The reward model is itself a language model phi, read as r_t = beta (log phi - log ref) of each token; the sum over an
-answer is trained, by cross-entropy, to say whether the answer was right. It starts as the reference, so its rewards are
-exactly 0 until it has learnt something. Or it is a reward model trained before, compared with a reference of its own;
-where all its weights are frozen, it only gives rewards.
+The reward model is a language model phi with token rewards r_t = beta (log phi - log ref); their sum over an answer is
+trained with cross-entropy to predict whether the answer is right. It is initialised as the reference, so its rewards
+are exactly 0 at first. Alternatively it is a trained reward model with its own reference; if all its weights are
+frozen, it only provides rewards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from novarl.learn.scorer import Scorer
 
 @dataclass(frozen=True, slots=True)
 class PrimeSettings:
-    """`beta` scales the rewards; a reward of `threshold` or more is a right outcome."""
+    """`beta` scales the rewards; an outcome is right if its reward is at least `threshold`."""
 
     beta: float
     threshold: float
@@ -37,7 +37,7 @@ class PrimeSettings:
 
 
 class ProcessRewards:
-    """A supplier of token rewards: one update on a rollout's outcomes, then its rewards by the model just updated."""
+    """A supplier of token rewards: one update on a rollout's outcomes, then rewards from the updated model."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ProcessRewards:
         budget: int,
         reference: Scorer | None = None,
     ) -> None:
-        """`reference`: what phi is compared with, where it is not the policy's reference."""
+        """`reference`: the reference of phi, if it is not that of the policy."""
         self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
         self.reference = reference
         learns = any(parameter.requires_grad for parameter in scorer.model.parameters())
@@ -96,8 +96,8 @@ class ProcessRewards:
         ledger.mean("process_accuracy", right.double())
 
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
-        """Nothing: it has learnt from the rollout before its rewards were read. Micro-batches that it had to split
-        then are told of with the first minibatch, not with each."""
+        """Does nothing: the model was updated before its rewards were computed. Its split micro-batches are reported
+        with the first minibatch only."""
         split, self._split = self._split, {}
         return split
 

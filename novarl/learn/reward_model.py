@@ -1,8 +1,8 @@
-"""Learning a reward: from pairs, or from answers with a label; by a scalar head, or as a language model's log-ratio.
+"""Train reward models on pairs or labelled answers, with a scalar head or as the log-ratio of a language model.
 
-A reward model here is anything that gives a batch's sequences one number each: `HeadScorer` reads a scalar head at
-the last token, `RatioScorer` sums beta (log phi - log ref) over the answer (https://arxiv.org/abs/2412.01981), which
-`algos.implicit_prm` divides among its steps. Losses, as `novarl rm loss=` names them:
+A reward model gives each sequence of a batch one number: `HeadScorer` evaluates a scalar head at the last token,
+`RatioScorer` sums beta (log phi - log ref) over the answer (https://arxiv.org/abs/2412.01981), which
+`algos.implicit_prm` divides into steps. The losses of `novarl rm loss=`:
 
     bt             pairs              head       Bradley and Terry
     bce            labelled answers   head       cross-entropy of the label
@@ -39,9 +39,9 @@ from novarl.models.forward import Layout, shares
 from novarl.models.heads import RewardOutput, ValueModel, last_positions, token_values
 
 PAIRED = frozenset({"bt", "implicit_dpo"})
-"""Losses that learn from pairs."""
+"""Losses on pairs."""
 LABELLED = frozenset({"bce", "implicit_ce"})
-"""Losses that learn from labelled answers."""
+"""Losses on labelled answers."""
 
 
 class RewardScorer(Scoring, Protocol):
@@ -75,8 +75,8 @@ class HeadScorer:
 
 @dataclass(frozen=True, slots=True)
 class RatioScorer:
-    """beta (log phi(y | x) - log ref(y | x)), token by token; the reference is what `learn.preference.with_reference`
-    has recorded. ValueError: it has not."""
+    """beta (log phi(y | x) - log ref(y | x)), token by token; the reference is recorded by
+    `learn.preference.with_reference`. Raises ValueError if it is not."""
 
     scorer: Scorer
     beta: float
@@ -118,11 +118,11 @@ class RewardModelLearner(TrajectoryLearner):
     ) -> None:
         super().__init__(model, scorer, optim=optim, ranks=ranks, budget=budget)
         if loss not in PAIRED | LABELLED:
-            raise ValueError(f"no loss '{loss}' of a reward model")
+            raise ValueError(f"unknown reward-model loss '{loss}'")
         if isinstance(scorer, RatioScorer) != loss.startswith("implicit"):
-            raise ValueError(f"{loss} is no loss for a {type(scorer).__name__}")
+            raise ValueError(f"{loss} is not a loss for {type(scorer).__name__}")
         if centring and loss in LABELLED:
-            raise ValueError(f"{loss} takes no centring: its labels fix the level of rewards")
+            raise ValueError(f"{loss} does not support centring: its labels fix the level of rewards")
         self.scorer, self.paired = scorer, loss in PAIRED
         self.centring, self.label_smoothing = centring, label_smoothing
 
@@ -146,10 +146,10 @@ class RewardModelLearner(TrajectoryLearner):
 
 @torch.no_grad()
 def rewards_of(scorer: RewardScorer, batch: Batch, ranks: Ranks, budget: int) -> Tensor:
-    """The rewards [S] of a batch's sequences, on the CPU, the same on every rank; the ranks share the work.
+    """The rewards [S] of a batch's sequences, on the CPU, the same on every rank, computed in parallel.
 
-    What evaluation needs: `rewards[0::2]` and `rewards[1::2]` of pairs, or all of them beside the labels, whose
-    probabilities are sigma(reward). A sequence without a trained token has 0.
+    Used for evaluation: `rewards[0::2]` and `rewards[1::2]` for pairs, or sigma(reward) as probabilities of labels. A
+    sequence without trained tokens has 0.
     """
     each = sequences_apart(batch)
     whole = torch.zeros(each.reward.shape, dtype=each.reward.dtype)

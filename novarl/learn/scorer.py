@@ -1,4 +1,4 @@
-"""A model as the learner sees it: a batch goes in, the log-probability and entropy of each trained token come out."""
+"""Compute the log-probability and entropy of each trained token of a batch with a model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from novarl.models.lora import without_adapters
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """log pi(token_t | before) at `temperature`, [N], 0 outside the mask; `chunk` tokens of logits exist at a time.
+    """log pi(token_t | before) at `temperature`, [N], 0 outside the mask; logits are computed for `chunk` tokens at a
+    time.
 
-    Where a batch records supports, pi is renormalised over them, whoever's model this is: the policy's, a reference's.
+    If a batch records supports, pi is renormalised over them, for the policy as well as for a reference.
     """
 
     model: nn.Module
@@ -32,9 +33,9 @@ class Scorer:
     layout: Layout = "auto"
     compute_dtype: torch.dtype = torch.float32
     adapters: bool = True
-    """False: the model as it was before its adapters; a reference that costs no second copy."""
+    """False: disable adapters, for a reference without a second copy of the model."""
     splits: Splits = field(default_factory=Splits, compare=False)
-    """Of the passes here and of the learner's own."""
+    """Split counts of the passes here and in the learner."""
 
     @property
     def device(self) -> torch.device:
@@ -42,7 +43,7 @@ class Scorer:
 
     @property
     def shares(self) -> bool:
-        """Whether what sequences begin with together is computed once."""
+        """Whether shared prefixes are computed once."""
         return shares(self.model, self.layout)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -50,7 +51,7 @@ class Scorer:
         return logp, entropy
 
     def hidden(self, batch: Batch) -> Tensor:
-        """Hidden states [M, D] after the last norm, where the M trained tokens are predicted."""
+        """Hidden states [M, D] after the last norm, at the positions that predict the M trained tokens."""
         with nullcontext() if self.adapters else without_adapters(self.model):
             return hidden_states(
                 self.model,
@@ -63,8 +64,8 @@ class Scorer:
             )
 
     def read(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(log-probability, entropy, log-probability of the likeliest token), each [N], of the trained tokens, from the
-        batch's hidden states."""
+        """(log-probability, entropy, log-probability of the most likely token), each [N], of the trained tokens, from
+        the batch's hidden states."""
         index = predicted(batch, batch.mask)
         support = None
         if batch.support is not None and batch.cu_support is not None:
@@ -75,8 +76,8 @@ class Scorer:
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, ranks: Ranks, budget: int) -> Tensor:
-        """Log-probabilities [N] of a whole batch's trained tokens, on the CPU, the same on every rank; the ranks share
-        the work, in micro-batches of at most `budget` tokens."""
+        """Log-probabilities [N] of a whole batch's trained tokens, on the CPU, the same on every rank, computed in
+        parallel in micro-batches of at most `budget` tokens."""
         dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
         whole = torch.zeros(batch.tokens.numel(), dtype=dtype)
 

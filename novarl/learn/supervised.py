@@ -16,7 +16,7 @@ from novarl.learn.optim import OptimSettings
 from novarl.learn.scorer import Scorer
 
 _LARGEST = 700.0
-"""Nats whose exponential is still a float."""
+"""The largest exponent for which exp is finite."""
 
 
 class SupervisedLearner:

@@ -1,7 +1,6 @@
-"""Suppliers of credit: what an estimator needs beyond the rewards, and who learns to give it.
+"""Suppliers of credit: provide what an estimator needs besides rewards, and train the models for it.
 
-PPO and VinePPO differ in nothing but their supplier of values: a critic, or fresh continuations. PRIME's supplies a
-reward for every token.
+PPO and VinePPO differ only in the supplier of values: a critic, or new continuations. PRIME's gives per-token rewards.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from novarl.core.types import Batch, Credit, Record, Scored, Scores
 
 
 class Supplier(Protocol):
-    """`supply` runs once a rollout, before credit; `learn` with each of its minibatches, after the policy's update."""
+    """`supply` is called once per rollout, before credit; `learn` for each minibatch, after the policy update."""
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]: ...
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record: ...

@@ -1,8 +1,8 @@
-"""VinePPO's values (https://arxiv.org/abs/2410.01679): the mean reward of fresh continuations, and no critic.
+"""VinePPO's values (https://arxiv.org/abs/2410.01679): the mean reward of new continuations instead of a critic.
 
-An answer is cut into steps on its tokens. The value of the state in which a step begins is estimated by `samples`
-continuations of the policy from there; they are scored as any answer is and never trained on. States that are equal,
-such as the beginnings of a group's answers, are estimated once.
+The tokens of an answer are divided into steps. The value of the state at the beginning of a step is estimated from
+`samples` continuations by the policy, which are scored like any answer and never trained on. Equal states, such as the
+common beginnings of a group's answers, are estimated once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The mean and standard deviation of a state's rewards, and the tokens it took to see them."""
+    """The mean and standard deviation of a state's rewards, and the number of sampled tokens."""
 
     value: float
     std: float
@@ -39,19 +39,19 @@ class Estimate:
 
 
 Estimator = Callable[[Sequence[State], int], list[Estimate]]
-"""(states, step) -> what fresh continuations say of each."""
+"""(states, step) -> estimates from new continuations."""
 
 
 def boundaries(answer: Sequence[int], decode: Callable[[list[int]], str], *, split: str, most: int) -> list[int]:
-    """Where the steps of an answer begin, as positions in its tokens, 0 first; at most `most` of them.
+    """The token positions at which the steps of an answer begin, starting with 0; at most `most`.
 
-    A step ends with the token that completes an occurrence of `split`, or with every token where `split` is empty. No
-    text is turned back into tokens, so a token that holds more than the split belongs whole to the step it ends.
+    A step ends with the token that completes an occurrence of `split`, or with every token if `split` is empty. Text is
+    never re-tokenized, so a token that extends beyond the split belongs to the step it ends.
     """
     begins, longest = [0], len(split.encode()) + 1
     for position in range(1, len(answer)):
-        # Decoded together, since a token may be part of a character; an occurrence has a byte or more of each token,
-        # and one token before it keeps decoders that strip a leading space away from it.
+        # Decoded together, because a token may be part of a character; an occurrence has at least a byte of each token,
+        # and one preceding token protects it from decoders that strip a leading space.
         recent = answer[max(begins[-1], position - longest) : position]
         if split in decode(list(recent)):
             begins.append(position)
@@ -59,7 +59,7 @@ def boundaries(answer: Sequence[int], decode: Callable[[list[int]], str], *, spl
 
 
 class Continuations:
-    """A supplier of values and of the segments they belong to."""
+    """A supplier of values and their segments."""
 
     def __init__(
         self, estimate: Estimator, decode: Callable[[list[int]], str], *, split: str, most: int, ranks: Ranks
@@ -67,7 +67,7 @@ class Continuations:
         self.estimate, self.decode, self.split, self.most, self.ranks = estimate, decode, split, most, ranks
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
-        """The scores with, for each trained token, the value of the state its step began in, and the step's number."""
+        """The scores with the value at the beginning of each trained token's step, and the step's index."""
         values, segment = torch.zeros_like(batch.behavior_logp), torch.zeros_like(batch.tokens)
         flat, owner = batch.mask.nonzero().flatten(), trajectory_of_tokens(batch)[batch.mask]
         begins: dict[int, list[int]] = {}
@@ -100,7 +100,7 @@ class Continuations:
         return replace(scores, values=values, segment=segment), record
 
     def _estimates(self, states: list[State], step: int) -> list[Estimate]:
-        """The ranks share the states; all know all estimates, in the order of the states."""
+        """Divide the states over the ranks; every rank gets all estimates, in the order of the states."""
         numbered = self.ranks.share(list(enumerate(states)))
         mine = self.estimate([state for _, state in numbered], step)
         pairs = [(number, found) for (number, _), found in zip(numbered, mine, strict=True)]
@@ -108,17 +108,17 @@ class Continuations:
         return [merged[number] for number in range(len(states))]
 
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
-        """Nothing: the estimates are of the policy itself, and there is no model of them."""
+        """Does nothing: there is no model to train."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is no state."""
+        """There is no state to load."""
 
 
 def answer_of(rollout: Rollout) -> Answer:
-    """The tokens that the policy chose in an episode of one turn, which has one sequence."""
+    """The tokens that the policy chose in a single-turn episode, which has one sequence."""
     (sequence,) = rollout.sequences
     return tuple(token for token, chosen in zip(sequence.tokens, sequence.mask, strict=True) if chosen)

@@ -1,4 +1,4 @@
-"""Which scored rollouts are learnt from, and what a rollout phase looked like."""
+"""Select the scored rollouts to train on, and compute metrics of a rollout phase."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from novarl.core.types import Record, Rollout, Scored
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Failed rollouts are never admitted. With `varied`, a group whose rewards are all equal is not either, as it
-    carries no gradient (dynamic sampling, DAPO, https://arxiv.org/abs/2503.14476): the loop samples other prompts in
-    its place, up to `max_refills` times the prompts of a step."""
+    """Failed rollouts are never used. With `varied`, groups with all rewards equal, which have no gradient, are
+    replaced by other prompts (dynamic sampling, DAPO, https://arxiv.org/abs/2503.14476), up to `max_refills` times the
+    prompts of a step."""
 
     varied: bool = False
     max_refills: int = 3
     needs_twin: bool = False
 
     def missing(self, scored: Sequence[Scored], target: int, *, asked: int) -> int:
-        """How many more prompts to sample, `asked` having been sampled already."""
+        """The number of further prompts to sample after `asked`."""
         if asked == 0:
             return target
         if not self.varied or asked >= target * (1 + self.max_refills):
@@ -30,9 +30,9 @@ class Admission:
         return max(0, target - len(self._admitted(scored)))
 
     def keep(self, scored: Sequence[Scored], target: int) -> list[Scored]:
-        """The rollouts to learn from: of the first `target` groups admitted, in prompt order.
+        """The rollouts to train on: those of the first `target` admitted groups, in prompt order.
 
-        Where no group at all varies, the first usable ones are kept as they are: their advantages are 0.
+        If no group varies, the first usable ones are kept; their advantages are 0.
         """
         admitted = self._admitted(scored) or replace(self, varied=False)._admitted(scored)
         chosen = set(admitted[:target])
@@ -42,11 +42,11 @@ class Admission:
             first = next(errors, "no rollout was sampled").partition("\n")[0]  # a traceback may follow it
             what = "the reward failed for every rollout of the step"
             if any(item.reward is not None and item.rollout.role == "train" for item in scored):
-                what = "no prompt of the step has a reward both for an answer and for its greedy one, the baseline"
+                what = "no prompt of the step has rewards for both an answer and the greedy baseline"
             raise NovaError(
                 f"{what}: {first}",
                 where="reward",
-                fix="mend the reward function; the run's events.jsonl has every traceback",
+                fix="fix the reward function; events.jsonl of the run contains all tracebacks",
             )
         return kept
 
@@ -68,7 +68,7 @@ def _groups(scored: Sequence[Scored]) -> dict[int, list[Scored]]:
 
 
 def describe(scored: Sequence[Scored], kept: Sequence[Scored]) -> Record:
-    """What a rollout phase gave: `reward_raw_mean` over all that was sampled, `reward_mean` over what is used."""
+    """Metrics of a rollout phase: `reward_raw_mean` over all rollouts, `reward_mean` over those used."""
     sampled = [item for item in scored if item.rollout.role == "train"]
     raw = [item.reward for item in sampled if item.reward is not None]
     used = [item for item in kept if item.rollout.role == "train"]
@@ -103,13 +103,12 @@ def describe(scored: Sequence[Scored], kept: Sequence[Scored]) -> Record:
 
 
 def turns_of(rollout: Rollout) -> int:
-    """How many turns the policy took."""
+    """The number of turns of the policy."""
     return int(rollout.info.get("turns", 1))
 
 
 def in_order(parts: Sequence[Sequence[Scored]], groups: Collection[int]) -> list[Scored]:
-    """The ranks' rollouts as one process would have listed them: by group, then by sample; no rollout twice, and none
-    of the `groups` asked for missing."""
+    """Merge the ranks' rollouts, sorted by group and sample. Raises RuntimeError for duplicate or missing `groups`."""
     merged = sorted(
         (item for part in parts for item in part),
         key=lambda item: (item.rollout.group, item.rollout.role, item.rollout.index),
@@ -118,5 +117,5 @@ def in_order(parts: Sequence[Sequence[Scored]], groups: Collection[int]) -> list
     if len(set(names)) != len(names):
         raise RuntimeError("two ranks sampled the same prompt")
     if {group for group, _, _ in names} != set(groups):
-        raise RuntimeError("the ranks together did not sample the prompts that were asked for")
+        raise RuntimeError("the ranks did not sample all requested prompts")
     return merged

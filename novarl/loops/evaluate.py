@@ -1,4 +1,4 @@
-"""How good a policy is on held-out rows, with an interval: greedy, and pass@k."""
+"""Evaluate a policy on held-out rows: greedy score and pass@k, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Evaluation:
     failed: int
     rows: tuple[Scored, ...]
     pass_interval: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    """The 95 % interval of each `pass_at`, over rows."""
+    """The 95 % confidence interval of each `pass_at`, over rows."""
     best: tuple[float, tuple[float, float]] | None = None
-    """Best-of-k: the mean reward of the sample that one of the rewards liked most, and its 95 % interval."""
+    """Best-of-k: the mean reward of the samples selected by one of the rewards, and its 95 % interval."""
     hypervolume: float | None = None
-    """Of a run with several objectives: what all its evaluations so far dominate."""
+    """With several objectives: the hypervolume dominated by all evaluations so far."""
 
     def measures(self) -> dict[str, float]:
-        """What a kind of evaluation measures besides, by the glossary's names without `eval/`."""
+        """Additional metrics of an evaluation, by glossary name without `eval/`."""
         return {} if self.hypervolume is None else {"hypervolume": self.hypervolume}
 
     def summary(self) -> dict[str, object]:
-        """What summary.json says of it."""
+        """The entry in summary.json."""
         found: dict[str, object] = {"score": self.score, "interval": list(self.interval), "n": self.n}
         if self.failed:
             found["failed"] = self.failed
@@ -52,7 +52,7 @@ class Evaluation:
 
 
 def wilson(successes: float, n: float, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion (1927): right also near 0 and 1. A tie is half a success."""
+    """Wilson's 95 % interval of a proportion (1927), which is accurate near 0 and 1. A tie is half a success."""
     if n == 0:
         return (0.0, 1.0)
     share = successes / n
@@ -62,10 +62,10 @@ def wilson(successes: float, n: float, z: float = 1.959964) -> tuple[float, floa
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % interval of the mean: Wilson's for values in [0, 1], so that it stays there; the normal one for others.
+    """A 95 % interval of the mean: Wilson's for values in [0, 1], otherwise the normal approximation.
 
-    For shares between 0 and 1 Wilson's formula takes the effective sample size n p (1 - p) / v, where p is the mean and
-    v the variance of the values: as many rows of 0 and 1 would give a mean that varies as much. For 0/1 values it is n.
+    For values between 0 and 1 Wilson's formula uses the effective sample size n p (1 - p) / v, where p is the mean and
+    v the variance of the values: the number of 0/1 rows whose mean has the same variance. For 0/1 values it is n.
     """
     n = len(values)
     if all(value in (0.0, 1.0) for value in values):
@@ -81,7 +81,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): unbiased from n samples, c of them right.
+    """1 - C(n - c, k) / C(n, k): an unbiased estimate from n samples, c of them right.
 
     >>> pass_at_k(2, 1, 1), pass_at_k(4, 1, 2)
     (0.5, 0.5)
@@ -102,9 +102,9 @@ def evaluate(
 ) -> Evaluation:
     """Answer every prompt greedily, and k more times at `temperature` where `k > 0`.
 
-    `sample(asked, samples, temperature)`; a sample counts as right when its reward reaches `right`. Rows whose reward
-    failed are counted apart and left out of the mean. `best_of`: the reward, by name, that picks one of a row's
-    samples; NovaError where it is none of the rewards, or one of several parts.
+    `sample(asked, samples, temperature)` returns scored rollouts; a sample is right if its reward is at least `right`.
+    Rows whose reward failed are counted separately and excluded from the mean. `best_of`: the name of the reward that
+    selects one of a row's samples. Raises NovaError if it is not a reward or has several parts.
     """
     asked = ranks.share(list(enumerate(prompts)))
     greedy = _together(ranks, score(sample(asked, 1, 0.0)))
@@ -120,7 +120,9 @@ def evaluate(
                     if best_of not in item.rewards:
                         known = ", ".join(item.rewards)
                         raise NovaError(
-                            f"no reward gives one number {best_of!r}", where="best_of", fix=f"one of {known}"
+                            f"no single-valued reward named {best_of!r}",
+                            where="best_of",
+                            fix=f"one of {known}",
                         )
                     group = item.rollout.group
                     picked[group] = max(picked.get(group, item), item, key=lambda one: one.rewards[best_of])
@@ -149,8 +151,8 @@ def _together(ranks: Ranks, mine: list[Scored]) -> list[Scored]:
 def evaluate_likelihood(
     rows: Sequence[TokenSequence], logprobs: Callable[[Batch], Tensor], *, batch_size: int = 64
 ) -> Evaluation:
-    """How likely the policy finds held-out rows: `score` is the mean over rows of the mean log-probability of a trained
-    token, in nats (0 is certainty), with its 95 % interval."""
+    """The likelihood of held-out rows: `score` is the mean over rows of the mean log-probability per trained token, in
+    nats, with its 95 % interval."""
     means: list[float] = []
     for begin in range(0, len(rows), batch_size):
         batch = pack_sequences(rows[begin : begin + batch_size])

@@ -1,4 +1,4 @@
-"""How good rewards are on held-out rows: as an order, as decisions and as probabilities."""
+"""Evaluate rewards on held-out rows: as a ranking, as decisions and as probabilities."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from novarl.data.pairs import Labelled, Pair, pack_labelled, pack_pairs
 from novarl.loops.evaluate import Evaluation, wilson
 
 BINS = 10
-"""Bins of predicted probability in the calibration error and in the diagram."""
+"""Probability bins of the calibration error and the reliability diagram."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardEvaluation(Evaluation):
-    """`score` is the accuracy, with Wilson's interval; `auroc` that of the rewards of good answers against bad ones.
+    """`score` is the accuracy, with Wilson's interval; `auroc` compares the rewards of good and bad answers.
 
     `ece` and `brier` are of sigma(reward) as the probability that a labelled answer is good, and for a pair of
-    sigma(r_chosen - r_rejected) as the probability that the chosen one is better. `bins` are those of the reliability
-    diagram: how many rows, their mean probability and the share that was good. `rewards` are those of all sides.
+    sigma(r_chosen - r_rejected) as the probability that the chosen one is better. `bins` of the reliability diagram
+    hold the number of rows, their mean probability and the fraction of good ones. `rewards` are those of all sides.
     """
 
     auroc: float = math.nan
@@ -44,10 +44,10 @@ class RewardEvaluation(Evaluation):
 def evaluate_rewards(
     rows: Sequence[Pair | Labelled], rewards: Callable[[Batch], Tensor], *, batch_size: int = 64
 ) -> RewardEvaluation:
-    """Score held-out pairs or labelled answers by `rewards`, which gives a batch's sequences one number each [S].
+    """Score held-out pairs or labelled answers with `rewards`, which returns one number per sequence of a batch [S].
 
-    A pair is right where the chosen side has more, a labelled answer where its reward's sign says its label. An exact
-    tie is half right: so a policy that is still its own reference is as good as a coin, and not worse.
+    A pair is right if the chosen side has the higher reward, a labelled answer if the sign of its reward matches the
+    label. An exact tie counts half, so a policy equal to its reference scores 0.5.
     """
     found: list[Tensor] = []
     labels: list[float] = []
@@ -62,7 +62,7 @@ def evaluate_rewards(
     paired = isinstance(rows[0], Pair)
     decided = reward[0::2] - reward[1::2] if paired else torch.where(label > 0.5, reward, -reward)
     probability, truth = torch.sigmoid(decided if paired else reward), label
-    if paired:  # each pair once from either side: which of them is named first must not matter
+    if paired:  # each pair in both orders, so that the order does not matter
         probability = torch.cat([probability, 1.0 - probability])
         truth = torch.cat([torch.ones_like(decided), torch.zeros_like(decided)])
     right = (decided > 0).double().sum().item() + 0.5 * (decided == 0).double().sum().item()

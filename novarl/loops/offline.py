@@ -1,4 +1,4 @@
-"""Learning from rows that are already there: one loop for every offline objective, the learner passed in."""
+"""The training loop for all offline objectives; the learner is passed in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class OfflineStages(Generic[Row]):
-    """`rows` of any kind, `pack` to make a batch of some of them, `update` to learn from it."""
+    """`rows` of any kind, `pack` to make a batch of some of them, `update` to train on it."""
 
     rows: Sequence[Row]
     pack: Callable[[list[Row]], Batch]
@@ -29,7 +29,7 @@ class OfflineStages(Generic[Row]):
 
 
 def offline(state: LoopState, stages: OfflineStages[Row], *, steps: int) -> Iterator[Record]:
-    """Run until `steps` steps are done, one optimiser update each, yielding after every one."""
+    """Run until step `steps`, with one optimiser update per step, yielding after each."""
     while state.step < steps:
         stream = Stream(len(stages.rows), derive(stages.seed, "rows"))
         if state.stream:

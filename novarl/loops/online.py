@@ -1,8 +1,8 @@
-"""Reinforcement learning as one story: sample, score, credit, update, sync.
+"""The reinforcement-learning loop: sample, score, credit, update, sync.
 
 `online` is a generator over an explicit state. It yields the Record of each optimiser update, the same on every rank,
-and keeps nothing to itself between two yields: evaluation, checkpoints and early stopping are ordinary code in the
-caller's `for`, and a state saved at any yield continues as if nothing had happened.
+and has no hidden state between yields: evaluation, checkpoints and early stopping are ordinary code in the caller's
+`for` loop, and a state saved at any yield resumes exactly.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from novarl.loops.admit import Admission, describe, in_order
 from novarl.loops.state import Gathered, LoopState, Pending
 
 Play = Callable[[Sequence[tuple[int, Prompt]], int], list[Scored]]
-"""`play(asked, step)`: sampled and scored rollouts of the (group, prompt) pairs."""
+"""`play(asked, step)` returns sampled and scored rollouts of the (group, prompt) pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The parts of an online run, each replaceable on its own.
+    """The replaceable parts of an online run.
 
-    `sample(asked, step)` returns all rollouts of the (group, prompt) pairs asked for; `score(rollouts)` adds rewards;
-    `publish(version)` hands the learner's weights to the engine; `check(batch, rollouts)` runs once, before the very
-    first update; `keep(step, scored, pending)` writes the rollout log. `supplier` gives the credit rule what it needs
-    beyond rewards, and learns to; for the first `frozen_steps` steps it alone does. With `mask_truncated`, nothing is
-    learnt from an answer that a limit cut off.
+    `sample(asked, step)` returns all rollouts of the (group, prompt) pairs; `score(rollouts)` adds rewards;
+    `publish(version)` sends the learner's weights to the engine; `check(batch, rollouts)` runs once, before the first
+    update; `keep(step, scored, pending)` writes the rollout log. `supplier` provides what credit needs besides rewards,
+    and is trained too; for the first `frozen_steps` steps only it is. With `mask_truncated`, truncated answers are not
+    trained on.
     """
 
     prompts: Sequence[Prompt]
@@ -66,8 +66,8 @@ class Stages:
 
 
 def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
-    """Run until `steps` steps are done, yielding after every optimiser update."""
-    state.ahead = None  # sampled by a run that did so one step ahead, and goes on in turn
+    """Run until step `steps`, yielding after every optimiser update."""
+    state.ahead = None  # left by a run that sampled one step ahead
     while state.step < steps:
         if state.pending is None:
             stages.publish(state.update)
@@ -77,7 +77,7 @@ def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
 
 
 def play(stages: Stages, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Scored]:
-    """Sample, and score, in this process."""
+    """Sample and score in this process."""
     with stages.bus.span("rollout"):
         rollouts = stages.sample(asked, step)
     with stages.bus.span("reward"):
@@ -85,7 +85,7 @@ def play(stages: Stages, asked: Sequence[tuple[int, Prompt]], step: int) -> list
 
 
 def update(state: LoopState, pending: Pending, stages: Stages) -> Record:
-    """One optimiser update; with the last of a rollout, its step is done."""
+    """One optimiser update; the last of a rollout completes the step."""
     with stages.bus.span("update"):
         record = learn(state, pending, stages)
     fitting.report(record, state.step + 1, stages.bus)
@@ -99,7 +99,7 @@ def update(state: LoopState, pending: Pending, stages: Stages) -> Record:
 
 
 def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
-    """One update of the policy, and of whoever supplies its credit, on the next minibatch."""
+    """Update the policy and the supplier of credit on the next minibatch."""
     part, scores, credit = pending.next()
     record: Record = {}
     if state.step >= stages.frozen_steps:
@@ -112,10 +112,9 @@ def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
 
 
 def gather(stages: Stages, play: Play, stream: dict[str, Any], *, step: int, version: int) -> Gathered:
-    """Play the prompts that follow the data position `stream`, and others, until the admission is content.
+    """Sample and score prompts from the data position `stream` on, until the admission has enough groups.
 
-    Which prompts those are depends on the rewards and on nothing else, in the order of the prompts: never on which
-    answer ended first.
+    The number of prompts depends only on the rewards, in prompt order, not on which answer finished first.
     """
     asked: list[tuple[int, Prompt]] = []
     scored: list[Scored] = []
@@ -129,9 +128,9 @@ def gather(stages: Stages, play: Play, stream: dict[str, Any], *, step: int, ver
 
 
 def prepare(state: LoopState, stages: Stages, gathered: Gathered) -> Pending:
-    """Admit rollouts, score them by the weights of this moment, and work out the credit."""
+    """Select rollouts, compute their scores under the current weights, and compute credit."""
     state.stream, scored = gathered.stream, gathered.scored
-    for item in scored:  # before anything is refused for it: where every rollout failed, this is all that tells why
+    for item in scored:  # before any error is raised: if every rollout failed, these events explain why
         if item.reward is None:
             stages.bus.event(
                 "failed_rollout",
@@ -160,7 +159,7 @@ def prepare(state: LoopState, stages: Stages, gathered: Gathered) -> Pending:
 
 
 def next_prompts(stages: Stages, position: dict[str, Any], count: int) -> tuple[int, list[Prompt], dict[str, Any]]:
-    """(the epoch, counted from 1, the next `count` prompts of the shuffled stream, the position after them)."""
+    """(the epoch from 1, the next `count` prompts of the shuffled stream, the position after them)."""
     stream = Stream(len(stages.prompts), derive(stages.seed, "prompts"))
     if position:
         stream.load_state_dict(position)
@@ -169,18 +168,17 @@ def next_prompts(stages: Stages, position: dict[str, Any], count: int) -> tuple[
 
 
 def without_truncated(batch: Batch) -> Batch:
-    """The batch with every answer that a limit cut off made one that nothing is learnt from and that no mean counts:
-    the loss, its denominators and the minibatches are those of the other answers. Credit is given before: the cut-off
-    answers' rewards are in the baselines."""
+    """The batch with truncated answers excluded from the loss, its denominators and the minibatches. Credit is computed
+    before, so their rewards are part of the baselines."""
     cut = batch.truncated[trajectory_of_tokens(batch)]
     return replace(batch, mask=batch.mask & ~cut, baseline=batch.baseline | batch.truncated)
 
 
 def minibatch_order(batch: Batch, step: int, stages: Stages) -> list[list[int]]:
-    """The trajectories of each update: per epoch all that are trained on, once, shuffled, groups whole if possible."""
+    """The trajectories of each update: per epoch all trained ones once, shuffled, with groups together if possible."""
     per_epoch = stages.updates_per_rollout // stages.epochs_per_rollout
     trained = (~batch.baseline).nonzero().flatten().tolist()
-    if not trained:  # every answer was cut off: one update without a gradient
+    if not trained:  # every answer was truncated: one update without a gradient
         return [list(range(batch.reward.numel()))]
     groups = batch.group[trained].tolist()
     seeds = [derive(stages.seed, "minibatches", step, epoch) for epoch in range(stages.epochs_per_rollout)]

@@ -1,14 +1,13 @@
-"""The story of `online` with sampling and learning overlapped: while step k is learnt from, step k + 1 is sampled.
+"""The loop of `online` with sampling and training overlapped: step k + 1 is sampled while training on step k.
 
     this process     publish w_k · credit and update on rollout k ──► w_k+1      publish w_k+1 · update on rollout k+1
     the sampler's        └─► sample and score rollout k + 1, by w_k ──────────────┘  └─► rollout k + 2, by w_k+1
 
-So every rollout but a run's first is learnt from one step after the weights that sampled it, never more and never less:
-the sampler waits for the learner as the learner does for it. Old log-probabilities are those of the weights that a
-step's first update starts from, and the ratio pi_old / mu corrects for the step between. Which prompts are played, and
-in which order they are admitted, is the same pure function of seed and rewards as in `online`; the clock has no say.
+Every rollout except the first is exactly one step stale, because sampler and learner wait for each other. Old
+log-probabilities are those of the weights at the start of a step's first update, and the ratio pi_old / mu corrects for
+the step in between. The selection and order of prompts depends only on seed and rewards, as in `online`, not on timing.
 
-    One-step off-policy learning of language models: https://arxiv.org/abs/2410.18252
+    One-step off-policy training of language models: https://arxiv.org/abs/2410.18252
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from novarl.loops.state import Gathered, LoopState
 
 
 class Sampler(Protocol):
-    """The process that samples and scores. Calls come from one thread at a time, and never two at a time."""
+    """The process that samples and scores. Calls are never concurrent."""
 
     def publish(self, version: int) -> None:
-        """Hand it the learner's weights of this moment, under this name."""
+        """Send it the learner's current weights as `version`."""
 
     def play(self, asked: Sequence[tuple[int, Prompt]], step: int) -> list[Scored]:
-        """Sampled and scored rollouts of the (group, prompt) pairs, by the weights that were published last."""
+        """Sampled and scored rollouts of the (group, prompt) pairs, with the last published weights."""
 
 
 def stale(state: LoopState, stages: Stages, sampler: Sampler, *, steps: int) -> Iterator[Record]:
-    """Run until `steps` steps are done, yielding after every optimiser update.
+    """Run until step `steps`, yielding after every optimiser update.
 
-    `state.ahead` is what the sampler is at, or has ready, at a yield. After the last step that is nothing: a run that
-    is then given more steps begins them as a run begins, with a rollout of its own weights.
+    `state.ahead` is the rollout in progress or ready at a yield. After the last step there is none: if the run is
+    extended, it starts with a rollout of the current weights.
     """
     thread = ThreadPoolExecutor(1, thread_name_prefix="novarl-ahead")
 
     def begin(step: int, stream: dict[str, Any]) -> Future[Gathered]:
-        """Let a step's rollouts be sampled by the weights of this moment."""
+        """Start sampling a step's rollouts with the current weights."""
         sampler.publish(state.update)
         return thread.submit(gather, stages, sampler.play, stream, step=step, version=state.update)
 
@@ -57,12 +56,12 @@ def stale(state: LoopState, stages: Stages, sampler: Sampler, *, steps: int) -> 
                 state.pending = prepare(state, stages, gathered)
             yield update(state, state.pending, stages)
     finally:
-        thread.shutdown(wait=False, cancel_futures=True)  # whoever closes the sampler ends what it is at
+        thread.shutdown(wait=False, cancel_futures=True)  # closing the sampler ends its work
 
 
 def _check_version(gathered: Gathered) -> None:
-    """The sampler used the weights it was given: a late or lost publication would go unnoticed, yet teach wrongly."""
+    """Check that the sampler used the published weights, because a late or lost update would go unnoticed."""
     sequences = [sequence for item in gathered.scored for sequence in item.rollout.sequences]
     used = {version for sequence in sequences for version in sequence.versions if version >= 0}
     if used - {gathered.version}:
-        raise RuntimeError(f"the sampler used weights of versions {sorted(used)}, and was given {gathered.version}")
+        raise RuntimeError(f"the sampler used weights of versions {sorted(used)} instead of {gathered.version}")

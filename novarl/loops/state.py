@@ -1,4 +1,4 @@
-"""What a loop remembers: everything the next step depends on, and nothing else. It is what a checkpoint saves."""
+"""The state of a loop: exactly what the next step depends on, as saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from novarl.data.serial import scored_from_dict, scored_to_dict
 
 @dataclass(slots=True)
 class Pending:
-    """A rollout that is being learnt from. What was computed from it is kept here and never recomputed."""
+    """A rollout in training, with everything computed from it, which is never recomputed."""
 
     batch: Batch
     scores: Scores
@@ -30,7 +30,7 @@ class Pending:
         return self.used == len(self.minibatches)
 
     def next(self) -> tuple[Batch, Scores, Credit]:
-        """The next minibatch and what is known of its tokens."""
+        """The next minibatch with its scores and credit."""
         trajectories = self.minibatches[self.used]
         self.used += 1
         if len(trajectories) == self.batch.reward.numel():
@@ -38,7 +38,7 @@ class Pending:
         part, index = select(self.batch, trajectories)
 
         def cut(whole: Scores | Credit) -> dict[str, Any]:
-            at = {"bootstrap": torch.tensor(trajectories)}  # the one column that is per trajectory
+            at = {"bootstrap": torch.tensor(trajectories)}  # the only per-trajectory column
             return {
                 name: column if column is None else column[at.get(name, index)]
                 for name, column in _columns(whole).items()
@@ -75,8 +75,8 @@ def _columns(value: Batch | Scores | Credit) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The scored rollouts of a step, before anything is learnt from them: `version` of the weights sampled them, their
-    last prompt came in `epoch`, and `stream` is the data position after it."""
+    """The scored rollouts of a step before training: `version` of the sampling weights, the `epoch` of the last prompt,
+    and `stream`, the data position after it."""
 
     scored: Sequence[Scored]
     stream: dict[str, Any]
@@ -95,10 +95,10 @@ class Gathered:
 
 @dataclass(slots=True)
 class LoopState:
-    """Where a loop is. `step` counts finished steps, `update` optimiser updates; `stream` is the data position.
+    """The position of a loop. `step` counts finished steps, `update` optimiser updates; `stream` is the data position.
 
-    `ahead` is the next step's rollouts, where they are sampled while this step's are learnt from. A checkpoint waits
-    for them and holds them, so that resuming neither samples nor scores them once more.
+    `ahead` holds the next step's rollouts if they are sampled during training. A checkpoint waits for them and includes
+    them, so that resuming does not sample them again.
     """
 
     step: int = 0

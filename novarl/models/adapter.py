@@ -1,4 +1,4 @@
-"""A folder that holds a LoRA adapter, as peft saves it, and no weights of a model: its base, and the two merged."""
+"""Load a directory that holds only a LoRA adapter, as saved by PEFT: find its base model and merge the two."""
 
 from __future__ import annotations
 
@@ -16,51 +16,50 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 _UNSUPPORTED = {"use_dora": False, "modules_to_save": None, "bias": "none", "target_parameters": None}
-"""Settings of an adapter that change more than W + scale * B A, with the values under which they do not."""
+"""Adapter settings that change more than W + scale * B A, with the values under which they do not."""
 
 
 def holds_adapter(folder: Path) -> bool:
-    """Whether the folder holds an adapter alone. NovaError: a model's weights lie beside it, so that nobody can tell
+    """Whether the directory holds only an adapter. Raises NovaError if it also holds a model, because it is ambiguous
     whether the two belong together."""
     if not (folder / CONFIG).is_file():
         return False
     if (folder / "config.json").is_file():
-        what = f"the folder holds both a model (config.json) and an adapter ({CONFIG}): it is not clear which is meant"
-        raise NovaError(what, where=str(folder), fix="move one of the two to another folder")
+        what = f"the directory contains both a model (config.json) and an adapter ({CONFIG})"
+        raise NovaError(what, where=str(folder), fix="move one of them to another directory")
     return True
 
 
 def base_of(folder: Path) -> str:
-    """The folder of the model that the adapter was made for. NovaError: there is none on this machine, or the adapter
-    is of a kind that cannot be merged."""
+    """The directory of the adapter's base model. Raises NovaError if it is not local or cannot be merged."""
     config = _config(folder)
     where = str(folder / CONFIG)
     changed = [name for name, plain in _UNSUPPORTED.items() if config.get(name, plain) not in (plain, [])]
     if config.get("peft_type") != "LORA" or changed:
         kind = changed[0] if changed else f"peft_type={config.get('peft_type')}"
         raise NovaError(
-            f"only plain LoRA adapters are read, and this one has {kind}", where=where, fix="merge it with peft first"
+            f"only plain LoRA adapters are supported, not {kind}", where=where, fix="merge it with PEFT first"
         )
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not (Path(base).expanduser() / "config.json").is_file():
-        what = f"the folder holds an adapter alone, and its base model is no folder on this machine: {base!r}"
-        raise NovaError(what, where=where, fix="set base_model_name_or_path to the base model's folder")
+        what = f"the directory contains only an adapter, and its base model is not a local directory: {base!r}"
+        raise NovaError(what, where=where, fix="set base_model_name_or_path to the directory of the base model")
     return str(Path(base).expanduser())
 
 
 @torch.no_grad()
 def merge_adapter(model: nn.Module, folder: Path) -> None:
-    """W += scale * B A in every layer that the adapter names; scale = alpha / r, or alpha / sqrt(r) with rslora.
+    """W += scale * B A in every layer of the adapter; scale = alpha / r, or alpha / sqrt(r) with rslora.
 
-    NovaError: the weights are missing, or are not of this model.
+    Raises NovaError if the weights are missing or belong to another model.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     config, path = _config(folder), folder / WEIGHTS
-    fix = "save the adapter again, with peft's save_pretrained"
+    fix = "save the adapter again with save_pretrained of PEFT"
     if not path.is_file():
-        raise NovaError(f"there is no {WEIGHTS}", where=str(folder), fix=fix)
+        raise NovaError(f"{WEIGHTS} is missing", where=str(folder), fix=fix)
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -76,16 +75,16 @@ def merge_adapter(model: nn.Module, folder: Path) -> None:
         if delta is not None and config.get("fan_in_fan_out"):
             delta = delta.T
         if weight is None or delta is None or delta.shape != weight.shape:
-            what = f"{name} has no place in the base model that {CONFIG} names"
-            raise NovaError(what, where=str(path), fix="set base_model_name_or_path to the adapter's own base")
+            what = f"{name} does not exist in the base model given by {CONFIG}"
+            raise NovaError(what, where=str(path), fix="set base_model_name_or_path to the correct base model")
         weight += delta.to(weight)
         left -= {name, other}
     if left:
-        raise NovaError(f"{min(left)} is no part of a LoRA adapter", where=str(path), fix="merge it with peft first")
+        raise NovaError(f"{min(left)} is not part of a LoRA adapter", where=str(path), fix="merge it with PEFT first")
 
 
 def _delta(config: dict[str, Any], layer: str, down: Tensor, up: Tensor | None) -> Tensor | None:
-    """scale * B A in float32, or None where the two do not fit."""
+    """scale * B A in float32, or None if the shapes do not match."""
     if up is None or up.shape[-1] != down.shape[0]:
         return None
     rank, alpha = down.shape[0], _of_layer(config.get("alpha_pattern") or {}, layer, config.get("lora_alpha", 8))
@@ -95,7 +94,7 @@ def _delta(config: dict[str, Any], layer: str, down: Tensor, up: Tensor | None) 
 
 
 def _of_layer(pattern: dict[str, Any], layer: str, usual: float) -> float:
-    """The value of the first name in a pattern that a layer's name ends with."""
+    """The value of the first pattern that is a suffix of the layer's name."""
     return float(next((value for end, value in pattern.items() if f".{layer}".endswith(f".{end}")), usual))
 
 

@@ -1,9 +1,8 @@
-"""transformers' models that are the built-in decoder under another name: it runs them, on their own weights.
+"""Run transformers models that match the built-in decoder with that decoder, on their own weights.
 
-Llama, Mistral, Qwen2 and Qwen3 differ from each other in whether queries and keys are normalised and whether their
-projections have biases. What sampling and learning have that is faster than transformers' modules, the lean decoding,
-the fused norms, the products that use the CPU's instructions, then serves them too. Nothing is taken on trust: the
-tensors must have the same names and shapes, and the logits must be the same.
+Llama, Mistral, Qwen2 and Qwen3 differ only in whether queries and keys are normalised and whether projections have
+biases. They can therefore use what makes the built-in decoder faster than the transformers modules: lean decoding,
+fused norms, and CPU matrix products. This is verified: tensor names, shapes and logits must be identical.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from novarl.models.transformer import Decoder, DecoderConfig
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 STEADY_ROPE = ("default", "linear", "llama3")
-"""Rotations that are the same however long a sequence grows, and turn without scaling."""
+"""Rotary embedding types that do not depend on the sequence length and do not scale."""
 
 
 def adopt(model: Any) -> Decoder | None:
-    """A decoder with the tensors of `model`, shared and not copied, or None where it would be another model.
+    """A decoder that shares the tensors of `model`, or None if it would compute something else.
 
-    Every token of `model` sees all before it: the caller has looked for windows.
+    The caller has checked that `model` has no attention windows.
     """
     if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers.models."):
         return None
@@ -62,7 +61,7 @@ def adopt(model: Any) -> Decoder | None:
         return None
     decoder.load_state_dict(dict(model.named_parameters(remove_duplicate=False)), assign=True)
     decoder.model.embed_tokens.padding_idx = model.model.embed_tokens.padding_idx
-    given.architectures = [type(model).__name__]  # as transformers writes it, whatever the file said that was read
+    given.architectures = [type(model).__name__]  # as transformers writes it, whatever the loaded file said
     decoder.origin = SimpleNamespace(config=given, generation_config=model.generation_config)
     return decoder
 

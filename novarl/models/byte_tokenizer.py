@@ -1,16 +1,15 @@
-"""A tokenizer whose tokens are bytes: nothing to train, nothing to download, and every text round-trips.
+"""A byte-level tokenizer without training or download; every text round-trips.
 
-Ids 0 to 255 are the bytes of UTF-8, then come a few special tokens. A conversation is written as short as a byte-level
-model needs it: one token says who speaks, then the text, then `<eos>`:
+Ids 0 to 255 are UTF-8 bytes, followed by a few special tokens. The chat format is one token for the role, the text,
+then `<eos>`:
 
     <|user|>sort: dcab<eos><|assistant|>abcd<eos>
 
-Tools are declared in a system turn, as JSON; a call stands behind the text of its turn:
+Tools are declared in a system turn, as JSON; a call follows the text of its turn:
 
     <|assistant|><tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><eos><|tool|>3<eos>
 
-The saved files load with Hugging Face's `AutoTokenizer` to the same ids, texts and template; this module itself needs
-no transformers.
+The saved files load with `AutoTokenizer` and give the same ids, texts and template. Transformers is not needed here.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _SPLIT = re.compile("(" + "|".join(re.escape(token) for token in SPECIALS) + ")"
 
 
 class ByteTokenizer:
-    """Bytes and specials; the part of Hugging Face's tokenizer interface that the library uses, with its meanings."""
+    """Implements the part of the Hugging Face tokenizer interface that the library uses."""
 
     eos_token, pad_token = "<eos>", "<pad>"
     pad_token_id = 256
@@ -72,9 +71,9 @@ class ByteTokenizer:
         return 256 + len(SPECIALS)
 
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
-        """The bytes of `text`; a special token's name in it becomes that token. Nothing is added at either end.
+        """The bytes of `text`; names of special tokens become those tokens. No tokens are added at either end.
 
-        Raises NovaError where `text` cannot be written in UTF-8 (a lone surrogate).
+        Raises NovaError if `text` cannot be encoded in UTF-8 (a lone surrogate).
         """
         ids: list[int] = []
         for part in _SPLIT.split(text):
@@ -85,11 +84,11 @@ class ByteTokenizer:
                 ids.extend(part.encode("utf-8"))
             except UnicodeEncodeError as error:
                 character = part[error.start]
-                raise NovaError(f"the text holds {character!r}, which is no character of Unicode") from error
+                raise NovaError(f"the text contains {character!r}, which is not a valid Unicode character") from error
         return ids
 
     def decode(self, tokens: Sequence[int], /, *, skip_special_tokens: bool = False) -> str:
-        """The text of `tokens`: bytes that are no UTF-8 become U+FFFD, ids without a token are left out."""
+        """The text of `tokens`: invalid UTF-8 becomes U+FFFD, unknown ids are skipped."""
         data = bytearray()
         for token in tokens:
             if token < 256:
@@ -108,9 +107,9 @@ class ByteTokenizer:
         chat_template: str | None = None,
         **template_kwargs: Any,
     ) -> Any:
-        """The conversation as text, or with `tokenize` as {"input_ids", "attention_mask"}, as Hugging Face's does.
+        """The conversation as text, or with `tokenize` as {"input_ids", "attention_mask"}, as in Hugging Face.
 
-        `template_kwargs` is what else the template may read, such as `tools`.
+        `template_kwargs`: further template variables, such as `tools`.
         """
         template = chat_template or self.chat_template
         assert template is not None
@@ -129,7 +128,7 @@ class ByteTokenizer:
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
     def save_pretrained(self, save_directory: str | Path, /) -> None:
-        """Writes `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, for us and for Hugging Face."""
+        """Write `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, readable by transformers."""
         directory = Path(save_directory)
         directory.mkdir(parents=True, exist_ok=True)
         for name, make in _FILES.items():
@@ -140,7 +139,7 @@ class ByteTokenizer:
 
     @staticmethod
     def read(directory: str | Path) -> ByteTokenizer | None:
-        """The tokenizer that `save_pretrained` wrote to `directory`, with its template; None: the files are others."""
+        """The tokenizer saved in `directory` by `save_pretrained`, with its template; None for other files."""
         directory = Path(directory)
         try:
             saved = [json.loads((directory / name).read_text("utf-8")) for name in _FILES]
@@ -151,9 +150,9 @@ class ByteTokenizer:
 
 
 def _written(*, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """What `CHAT_TEMPLATE` says of a conversation without tools.
+    """`CHAT_TEMPLATE` rendered for a conversation without tools.
 
-    It imports no jinja2 and renders no thousands of prompts in its sandbox.
+    Avoids importing jinja2 and rendering thousands of prompts in its sandbox.
     """
     turns = []
     for message in messages:
@@ -168,14 +167,14 @@ def _written(*, messages: Sequence[Message], add_generation_prompt: bool) -> str
 
 @functools.cache
 def _compiled() -> Callable[..., str]:
-    """`CHAT_TEMPLATE`, compiled as Hugging Face compiles it, without the process that others are rendered in."""
+    """`CHAT_TEMPLATE` compiled as in transformers, without the separate process used for other templates."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    def tojson(value: Any, indent: int | None = None) -> str:  # Jinja's own escapes HTML and sorts
+    def tojson(value: Any, indent: int | None = None) -> str:  # Jinja's own version escapes HTML and sorts keys
         return json.dumps(value, ensure_ascii=False, indent=indent)
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -186,14 +185,15 @@ def _compiled() -> Callable[..., str]:
 
 @functools.cache
 def _byte_characters() -> tuple[str, ...]:
-    """GPT-2's printable stand-in for each byte: itself where printable, otherwise the next character from U+0100 on."""
+    """GPT-2's printable character for each byte: the byte itself if printable, otherwise the next one from U+0100
+    on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = iter(range(0x100, 0x200))
     return tuple(chr(byte) if byte in printable else chr(next(stand_ins)) for byte in range(256))
 
 
 def _tokenizer_json() -> dict[str, Any]:
-    """A byte-level BPE without a single merge: each byte stays a token, and its id is the byte."""
+    """A byte-level BPE without merges: each byte is a token, and its id is the byte."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
@@ -221,7 +221,7 @@ def _tokenizer_json() -> dict[str, Any]:
 
 
 def _tokenizer_config() -> dict[str, Any]:
-    """What `AutoTokenizer` needs beside the tokens: the generic class, the special tokens' parts, no clean-up."""
+    """What else `AutoTokenizer` needs: the generic class, the roles of special tokens, no clean-up."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<eos>",

@@ -1,9 +1,9 @@
-"""Layers through torch.compile: for a GPU, where each small kernel that is left out saves its launch.
+"""Compile layers with torch.compile; useful on a GPU, where fewer small kernels mean fewer launches.
 
-Compiled are the learner's forward and backward passes, layer by layer, so that one graph serves all layers and any
-number of tokens. Attention stays outside: what is packed changes its plan with every batch. Sampling stays outside too:
-the built-in decoder has its own forward pass for it, which on a GPU is recorded instead (`recorded`), and to others
-every longer cache would be a new shape.
+The learner's forward and backward passes are compiled layer by layer, so that one graph serves all layers and any
+number of tokens. Attention is not compiled, because packing changes its plan with every batch. Sampling is not compiled
+either: the built-in decoder has its own forward pass for it, which is captured as a CUDA graph on a GPU (`recorded`),
+and for other models every longer cache would be a new shape.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ WITHOUT = "leave compile out"
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile the layers of a language model in place; results stay what they are up to rounding.
+    """Compile the layers of a language model in place; results change only by rounding.
 
-    The first passes take as long as the compiler needs. Raises NovaError where there is no compiler for the model's
-    device, or where it is unknown which of its modules are the layers.
+    The first passes include compilation time. Raises NovaError if there is no compiler for the model's device, or if
+    the model's layers cannot be identified.
     """
     layers = _layers(model)
     if not layers:
-        raise NovaError(f"{type(model).__name__} does not say what its layers are", where="compile=true", fix=WITHOUT)
+        raise NovaError(f"the layers of {type(model).__name__} cannot be identified", where="compile=true", fix=WITHOUT)
     _check_compiler(next(model.parameters()).device)
     if isinstance(model, Decoder):
         for module in model.modules():
@@ -48,7 +48,7 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
-    """Within it the model runs as it is written."""
+    """A context in which the model runs uncompiled."""
     if getattr(model, "layers_are_compiled", False):
         return torch.compiler.set_stance("force_eager")
     return nullcontext()
@@ -62,7 +62,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _check_compiler(device: torch.device) -> None:
-    """torch.compile writes Triton for a GPU and C++ for a CPU; without a compiler it fails in the midst of a step."""
+    """torch.compile needs Triton on a GPU and a C++ compiler on a CPU; without one a step would fail."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             raise NovaError("Triton is not installed", where="compile=true", fix=f"pip install triton, or {WITHOUT}")
@@ -71,8 +71,8 @@ def _check_compiler(device: torch.device) -> None:
 
 
 def _apart(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`attend` outside of compiled graphs. What it returns, [B, H, L, D], is a copy that always lies as [B, L, H, D],
-    since a graph is compiled again for every other layout."""
+    """`attend` outside of compiled graphs. The result [B, H, L, D] is copied to the memory layout [B, L, H, D], because
+    every other layout would trigger a recompilation."""
 
     def outside(*arguments: Any, **options: Any) -> Tensor:
         mixed = attend(*arguments, **options).transpose(1, 2)

@@ -1,9 +1,9 @@
-"""The one packed forward: sequences on a flat axis in, hidden states or log-probabilities on the same axis out.
+"""The packed forward pass: from sequences on a flat axis to hidden states or log-probabilities on the same axis.
 
-Three layouts give the same numbers. "packed" runs the flat axis as one row without padding, each sequence attending to
-itself alone; "shared" does so with the beginnings that neighbours have in common computed once (`models.prefix`);
-"padded" right-pads the sequences to a batch and lets the model's own attention run, which every family of models
-understands. "auto" shares wherever the model can pack.
+Three layouts give the same numbers. "packed" runs the flat axis as one row without padding, with attention restricted
+to each sequence. "shared" also computes common prefixes of neighbouring sequences only once (`kernels.prefix`).
+"padded" right-pads the sequences to a batch and uses the model's own attention, which every model family supports.
+"auto" is "shared" if the model supports packing, otherwise "padded".
 """
 
 from __future__ import annotations
@@ -49,59 +49,59 @@ class Packed(Protocol):
 
 
 def packs(model: nn.Module) -> bool:
-    """Whether `model` takes packed sequences: the built-in decoder does, others if loading has found that they do."""
+    """Whether `model` supports packed sequences: the built-in decoder does; others are checked when they are loaded."""
     if isinstance(model, Decoder):
         return True
     return getattr(getattr(model, "config", None), "_attn_implementation", None) == PACKING_ATTENTION
 
 
 def shares(model: nn.Module, layout: Layout = "auto") -> bool:
-    """Whether what sequences begin with together is computed once in this layout."""
+    """Whether shared prefixes are computed once in this layout."""
     return layout in ("auto", "shared") and packs(model)
 
 
 def kernel_of(model: nn.Module) -> Kernel:
-    """What computes the packed attention of `model`, as loading it has chosen (`attention.choose_kernel`)."""
+    """The packed attention kernel of `model`, chosen when it was loaded (`attention.choose_kernel`)."""
     kernel: Kernel = getattr(model, "packed_kernel", "sdpa")
     return kernel
 
 
 def attention_of(model: nn.Module) -> str:
-    """What computes the attention of `model` in learning: where it cannot run packed, its own by transformers' name."""
+    """The attention implementation used in training: the packed kernel, or the transformers name of the model's own."""
     if isinstance(model, PlainModel):
         return "own"
     return kernel_of(model) if packs(model) else str(model.config._attn_implementation)  # type: ignore[union-attr]
 
 
 def modules_of(model: nn.Module) -> str:
-    """Whose modules compute the model: "built-in", also on the weights of another family, or a transformers class."""
+    """The modules that compute the model: "built-in" (also for adopted model families) or a transformers class."""
     if isinstance(model, PlainModel):
         return type(model.module).__name__
     return "built-in" if isinstance(model, Decoder) else type(model).__name__
 
 
 def vocabulary_of(model: nn.Module) -> int:
-    """How many tokens the model has logits for."""
+    """The number of tokens that the model has logits for."""
     return model.vocabulary if isinstance(model, PlainModel) else head(model)[0].size(0)
 
 
 def backbone(model: nn.Module) -> nn.Module:
-    """What maps token ids to hidden states: called as `(input_ids=, position_ids=, ...).last_hidden_state`."""
+    """The module from token ids to hidden states, called as `(input_ids=, position_ids=, ...).last_hidden_state`."""
     return model if isinstance(model, Decoder | PlainModel) else model.base_model  # type: ignore[return-value]
 
 
 def head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight [V, D] and bias [V] (or None) of the head: logits are hidden @ weight.T + bias. NovaError for a module of
-    the user's own, whose logits are all that it gives."""
+    """Weight [V, D] and bias [V] (or None) of the head: logits are hidden @ weight.T + bias. Raises NovaError for a
+    user's plain module, which returns only logits."""
     if isinstance(model, PlainModel):
-        what = f"{type(model.module).__name__} gives logits and no hidden states, which critics and value heads need"
+        what = f"{type(model.module).__name__} returns logits but no hidden states, which critics and value heads need"
         raise NovaError(what, where="model", fix="use an algorithm without a critic, or a transformers model")
     linear = model.get_output_embeddings()  # type: ignore[operator]
     return linear.weight, linear.bias
 
 
 def autocast(device: torch.device, compute_dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Matrix products in `compute_dtype` where that is a 16-bit type; norms, softmax and weights keep their own."""
+    """Autocast matrix products to `compute_dtype` if it is a 16-bit type; norms, softmax and weights are unchanged."""
     if compute_dtype in (torch.bfloat16, torch.float16):
         return torch.autocast(device.type, compute_dtype)
     return contextlib.nullcontext()
@@ -119,10 +119,10 @@ def hidden_states(
 ) -> Tensor:
     """Hidden states [N, D] after the final norm, for tokens [N] of sequences that begin and end at cu_seqlens [S + 1].
 
-    `hidden[t]` has seen the tokens of its own sequence up to and including t. With `places` (int64 [M], 0 to N - 1)
-    the result is `hidden[places]` [M, D], and what nobody else would read is not computed. Sequences may be empty. The
-    result has the dtype of the head's weight. Raises NovaError where "packed" or "shared" is asked of a model that
-    cannot pack, and ValueError where cu_seqlens does not cut the axis.
+    `hidden[t]` depends on the tokens of its own sequence up to and including t. With `places` (int64 [M], 0 to N - 1)
+    the result is `hidden[places]` [M, D], and computation that only other positions need is skipped. Sequences may be
+    empty. The result has the dtype of the head's weight. Raises NovaError if "packed" or "shared" is requested for a
+    model that does not support it, and ValueError if cu_seqlens is not a partition of the axis.
     """
     bounds: list[int] = cu_seqlens.tolist()
     lengths = [end - start for start, end in pairwise(bounds)]
@@ -130,7 +130,7 @@ def hidden_states(
         raise ValueError(f"cu_seqlens must rise from 0 to {tokens.numel()}, got {bounds}")
     if layout in ("packed", "shared") and not packs(model):
         raise NovaError(
-            f"{type(model).__name__} cannot take packed sequences", where=f"layout={layout}", fix="use layout=auto"
+            f"{type(model).__name__} does not support packed sequences", where=f"layout={layout}", fix="use layout=auto"
         )
     lengths = [length for length in lengths if length > 0]
     forward = _padded
@@ -139,7 +139,7 @@ def hidden_states(
     with autocast(tokens.device, compute_dtype):
         if lengths and (places is None or places.numel()):
             hidden = forward(model, tokens, position_ids, lengths, places)
-        else:  # a rank without work still takes part in the forward and backward pass of the others
+        else:  # a rank without work still takes part in the forward and backward pass
             hidden = forward(model, tokens.new_zeros(1), position_ids.new_zeros(1), [1], None)[:0]
     return hidden if isinstance(model, PlainModel) else hidden.to(head(model)[0].dtype)
 
@@ -156,10 +156,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """log pi(token_t | before) at `temperature` and the entropy of that distribution in nats, each [N].
 
-    Column t describes tokens[t] and is predicted at position prev[t]; it is 0 where prev[t] is -1, and where t is not
-    among `wanted` (indices, or a mask [N]; None: all), which then cost no product with the vocabulary. Whatever
-    `compute_dtype`, the head runs in the dtype of its weights: rounding logits to 16 bits is what would drive sampler
-    and learner apart.
+    Column t describes tokens[t] and is predicted at position prev[t]; it is 0 where prev[t] is -1 and where t is not in
+    `wanted` (indices, or a mask [N]; None: all), for which no logits are computed. The head always runs in the dtype of
+    its weights, because rounding logits to 16 bits would make sampler and learner disagree.
     """
     index = predicted(batch, wanted)
     hidden = hidden_states(
@@ -176,7 +175,7 @@ def token_logprobs(
 
 
 def predicted(batch: Packed, wanted: Tensor | None = None) -> Tensor:
-    """Indices [M] of the tokens among `wanted` (indices, or a mask [N]; None: all) that a token stands before."""
+    """Indices [M] of the tokens among `wanted` (indices, or a mask [N]; None: all) that have a preceding token."""
     possible = batch.prev >= 0
     if wanted is None:
         return possible.nonzero().flatten()
@@ -194,9 +193,9 @@ def read_scores(
     chunk: int | None = None,
     support: Support | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The second half of `token_logprobs`, for whoever reads something else off the same hidden states: `hidden` [M, D]
-    at `batch.prev[index]`. A third column, at no further cost, is the log-probability of the likeliest token there.
-    With the `support` of these M tokens, their distributions are renormalised over it."""
+    """The second half of `token_logprobs`, for callers that also use the hidden states for something else: `hidden` [M,
+    D] at `batch.prev[index]`. The third column is the log-probability of the most likely token. With the `support` of
+    these M tokens, their distributions are renormalised over it."""
     if isinstance(model, PlainModel):
         logp, entropy = logits_logprobs(hidden, batch.tokens[index], temperature, support=support)
         columns = (logp, entropy, _likeliest(hidden.detach(), temperature, support))
@@ -211,7 +210,7 @@ def read_scores(
 
 
 def _likeliest(logits: Tensor, temperature: float, support: Support | None) -> Tensor:
-    """The log-probability of each row's likeliest token, which every truncation keeps."""
+    """The log-probability of each row's most likely token, which every truncation keeps."""
     best, _ = logits_logprobs(logits, logits.argmax(-1), temperature, support=support)
     return best
 
@@ -219,14 +218,14 @@ def _likeliest(logits: Tensor, temperature: float, support: Support | None) -> T
 def _packed(
     model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int], places: Tensor | None
 ) -> Tensor:
-    """One row of N tokens, in which nothing is shared."""
+    """One row of N tokens without sharing."""
     return _row(model, tokens, position_ids, [Group(length) for length in lengths], places)
 
 
 def _sharing(
     model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int], places: Tensor | None
 ) -> Tensor:
-    """One row of the unique tokens, and its hidden states for every sequence that shares them."""
+    """One row of the unique tokens, expanded to the hidden states of every sequence that shares them."""
     groups = find_groups(tokens, position_ids, lengths)
     if not any(group.rests for group in groups):
         return _row(model, tokens, position_ids, groups, places)
@@ -235,10 +234,9 @@ def _sharing(
 
 
 def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Group], places: Tensor | None) -> Tensor:
-    """The hidden states at `places` of one row. The packing travels as a keyword down to the attention, also when that
-    is recomputed."""
+    """The hidden states at `places` of one row. The packing is a keyword of the attention, also in recomputation."""
     count, device = len(tokens), tokens.device
-    # oneDNN, which multiplies 16-bit matrices on a CPU and many of 32 bits, keeps a program for every number of rows.
+    # oneDNN, used on CPUs for 16-bit and many 32-bit products, caches a kernel for every number of rows.
     compiled = torch.is_autocast_enabled("cpu") or is_fast(head(model)[0])
 
     def idle(rows: int) -> int:
@@ -250,8 +248,8 @@ def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Gr
         read, places = torch.unique(places, return_inverse=True)
         read = read if len(read) < count else None
         keep = None if read is None else F.pad(read, (0, idle(len(read))))
-    # A transformers model would build a mask [N, N]: a mask of four dimensions is passed on as it is, and this empty
-    # one cannot be mistaken for a real one if a family loses the packing on the way.
+    # A transformers model would build a mask [N, N], but passes a four-dimensional mask on unchanged. This one is
+    # empty, so it cannot be mistaken for a real mask if a model family drops the packing.
     empty = torch.empty(0, 0, 0, 0, dtype=torch.bool, device=device)
     own: dict[str, Any] = {"keep": keep} if isinstance(model, Decoder) else {"attention_mask": empty}
     output = backbone(model)(
@@ -268,12 +266,12 @@ def _row(model: nn.Module, tokens: Tensor, position_ids: Tensor, groups: list[Gr
 def _padded(
     model: nn.Module, tokens: Tensor, position_ids: Tensor, lengths: list[int], places: Tensor | None
 ) -> Tensor:
-    """A batch [S, T], padded on the right, and back. Padding lies in the future of every token, so none sees it."""
+    """Convert to a right-padded batch [S, T] and back. Padding comes after every token, so it has no effect."""
     width = torch.arange(max(lengths), device=tokens.device)
     real = width < torch.tensor(lengths, dtype=torch.int64, device=tokens.device)[:, None]
     padded = width.expand(real.shape)
-    # No token needs the padding masked, and a padded row with nothing to attend to (beyond a sliding window) would be
-    # NaN; yet transformers must be told of a mask, or it looks for packed sequences.
+    # The padding needs no mask, and a padded row with nothing to attend to (beyond a sliding window) would be NaN. But
+    # without a mask transformers looks for packed sequences.
     mask = None if isinstance(model, Decoder) else torch.ones_like(padded)
     output = backbone(model)(
         input_ids=torch.zeros_like(padded).masked_scatter(real, tokens),

@@ -1,4 +1,4 @@
-"""A policy from objects: a model that the user has in hand, and its tokenizer."""
+"""Make a policy from a model object and its tokenizer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def policy_of(
     gradient_checkpointing: bool = False,
     attn: str = "auto",
 ) -> Policy:
-    """The policy that trains `model` itself, in place. NovaError for what cannot be a causal language model.
+    """The policy that trains `model` in place. Raises NovaError if it is not a causal language model.
 
     A transformers model runs as one that is loaded does, a built-in one too; any other module by its own `forward`
     (`models.plain`). Without a `tokenizer`, tokens are those of `ByteTokenizer`: right for the built-in models and for
@@ -47,8 +47,8 @@ def policy_of(
         return _checked(Policy(model.eval(), own, name, ends, context, compute_dtype))
     if hasattr(model, "config") and hasattr(model, "get_output_embeddings"):
         if tokenizer is None:
-            what = f"{name} is given without a tokenizer"
-            raise NovaError(what, where="tokenizer", fix="write tokenizer=AutoTokenizer.from_pretrained(...)")
+            what = f"{name} was given without a tokenizer"
+            raise NovaError(what, where="tokenizer", fix="pass tokenizer=AutoTokenizer.from_pretrained(...)")
         return _checked(_pretrained(model, tokenizer, compute_dtype, device, gradient_checkpointing, attn))
     plain = PlainModel(model.eval())
     own = tokenizer or ByteTokenizer()
@@ -56,7 +56,7 @@ def policy_of(
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Give `target` the weights of `source`, a model of the same architecture: a checkpoint's to the user's object."""
+    """Copy the weights of `source` (a checkpoint) to `target` (the user's object), of the same architecture."""
     stored = dict(plain_parameters(source))
     with torch.no_grad():
         for name, parameter in plain_parameters(target):
@@ -64,7 +64,7 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
 
 
 def read_weights(model: PlainModel, folder: Path) -> None:
-    """The weights that `load.save` wrote of a module of the user's own. NovaError where they are not of this module."""
+    """Read the weights that `load.save` wrote for a plain module. Raises NovaError if they do not match the module."""
     from safetensors.torch import load_file
 
     try:
@@ -106,6 +106,6 @@ def _pretrained(
 def _checked(policy: Policy) -> Policy:
     tokens, known = len(policy.tokenizer), vocabulary_of(policy.model)  # type: ignore[arg-type]
     if tokens > known:
-        what = f"the tokenizer has {tokens} tokens, the model only {known}"
-        raise NovaError(what, where="tokenizer", fix="give the tokenizer that belongs to the model")
+        what = f"the tokenizer has {tokens} tokens, but the model only {known}"
+        raise NovaError(what, where="tokenizer", fix="use the model's own tokenizer")
     return policy

@@ -1,8 +1,8 @@
-"""A number for each position instead of a distribution: the critic of a policy, and a reward model.
+"""Scalar heads: a critic or a reward model predicts one number per position instead of a distribution.
 
-Both are a causal language model read through one linear map, hidden [D] -> 1. A critic is read at the position that
-predicts a token, `prev[t]`: the value of the state in which tokens[t] was chosen. A reward model is read at the last
-token of a sequence. The map starts at zero, so every value is exactly 0 before the first update.
+Both are a causal language model with a linear map from hidden states, [D] -> 1. A critic is evaluated at the position
+that predicts a token, `prev[t]`: the value of the state in which tokens[t] was chosen. A reward model is evaluated at
+the last token of a sequence. The map is initialised to zero, so all values are exactly 0 before the first update.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VALUE_HEAD = "value_head.safetensors"
-"""The file beside a model's own in which its scalar head lies: tensors `weight` [1, D] and `bias` [1]."""
+"""The file in the model directory that holds the scalar head: tensors `weight` [1, D] and `bias` [1]."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardOutput:
-    """What a reward model says of a batch: `sequence` [S], and `token` [N] where it also says which tokens earned it.
+    """The output of a reward model for a batch: `sequence` [S], and optionally `token` [N], its per-token parts.
 
-    The three conventions, told apart: a scalar head read at the last token has no `token`; implicit rewards
-    (`algos.implicit_prm`) have one, whose sum over a sequence's mask is `sequence`; per-token values that are merely
-    summed are no reward of a sequence, and nothing here does that.
+    A scalar head evaluated at the last token has no `token`. Implicit rewards (`algos.implicit_prm`) have one, whose
+    sum over a sequence's mask is `sequence`. Summing per-token values is not a sequence reward and is not done here.
     """
 
     sequence: Tensor
@@ -40,7 +39,7 @@ class RewardOutput:
 
 
 class ScalarHead(nn.Linear):
-    """value = weight . hidden + bias: hidden [..., D] -> [..., 1], weight and bias zero at first."""
+    """value = weight . hidden + bias: hidden [..., D] -> [..., 1], weight and bias initialised to zero."""
 
     def __init__(
         self, size: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -48,13 +47,13 @@ class ScalarHead(nn.Linear):
         super().__init__(size, 1, dtype=dtype, device=device)
 
     def reset_parameters(self) -> None:
-        """Zeros, drawn from no generator: making a critic leaves every random stream of a run where it was."""
+        """Set to zero without using a generator: creating a critic does not advance any random stream."""
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
 
 class ValueModel(nn.Module):
-    """A causal language model (its own, or the policy's) and the scalar head that reads its hidden states."""
+    """A causal language model (its own, or the policy's) with a scalar head on its hidden states."""
 
     def __init__(self, model: nn.Module, head: ScalarHead) -> None:
         super().__init__()
@@ -65,9 +64,8 @@ class ValueModel(nn.Module):
 def with_head(model: nn.Module, *, separate: bool = False) -> ValueModel:
     """`model` with a zero scalar head of its width, in the dtype and on the device of its language-model head.
 
-    By default the value model shares `model`, weights and all. `separate` gives it a copy (under LoRA, adapters
-    of its own on the same base), whose language-model head is frozen where it is not tied to the embedding, because
-    nothing reads it.
+    By default the value model shares `model` and its weights. `separate` makes a copy (with LoRA: its own adapters on
+    the same base). Its language-model head is unused, so it is frozen unless tied to the embedding.
     """
     if separate:
         model = sibling(model)
@@ -88,13 +86,14 @@ def token_values(
     layout: Layout = "auto",
     compute_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The values [M] read at the flat `positions` [M] int64 of a batch; position p has seen its sequence up to p.
+    """The values [M] at the flat `positions` [M] int64 of a batch; position p depends on its sequence up to p.
 
     For a critic `positions = batch.prev[batch.mask]`, for a reward model `last_positions(batch)`. The head runs in the
-    dtype of its weights, whatever `compute_dtype`. ValueError: a negative position, such as `prev` of a first token.
+    dtype of its weights, whatever `compute_dtype`. Raises ValueError for a negative position, such as a first token's
+    `prev`.
     """
     if positions.numel() and int(positions.min()) < 0:
-        raise ValueError(f"nothing is read before a sequence: position {int(positions.min())}")
+        raise ValueError(f"positions must not be negative: {int(positions.min())}")
     hidden = hidden_states(
         model.model,
         batch.tokens,
@@ -114,7 +113,7 @@ def last_positions(batch: Packed) -> Tensor:
 
 
 def save_with_head(policy: load.Policy, head: ScalarHead, folder: str | Path) -> None:
-    """Writes what `load.save` writes for `policy` (a model for everyone), and the head beside it."""
+    """Save `policy` as `load.save` does (readable by transformers), plus the head."""
     from safetensors.torch import save_file
 
     load.save(policy, folder)
@@ -123,19 +122,19 @@ def save_with_head(policy: load.Policy, head: ScalarHead, folder: str | Path) ->
 
 
 def refuse_reward_model(name: str) -> None:
-    """NovaError where `name` is the folder of a reward model, whose next tokens mean nothing any more."""
+    """Raise NovaError if `name` is the directory of a reward model, which no longer generates meaningful text."""
     if Path(name, VALUE_HEAD).is_file():
         raise NovaError(
-            f"the folder holds a reward model ({VALUE_HEAD}), which says how good an answer is and writes none",
+            f"the directory contains a reward model ({VALUE_HEAD}), which cannot generate text",
             where=f"model={name}",
-            fix="name a policy; a reward model is given as reward=model:<its run>",
+            fix="use a policy; to score with a reward model set reward=model:<its run>",
         )
 
 
 def load_head(folder: str | Path, model: nn.Module) -> ScalarHead:
-    """The head that `save_with_head` wrote to `folder`, bit by bit, on the device of `model`.
+    """The head that `save_with_head` wrote to `folder`, bit-exact, on the device of `model`.
 
-    Raises NovaError where the folder holds none, where it cannot be read, or where it is of another width.
+    Raises NovaError if it is missing, cannot be read, or has another width.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -143,9 +142,9 @@ def load_head(folder: str | Path, model: nn.Module) -> ScalarHead:
     path = Path(folder, VALUE_HEAD)
     if not path.is_file():
         raise NovaError(
-            f"there is no {VALUE_HEAD}, so this is no reward model or critic",
+            f"{VALUE_HEAD} is missing, so this is not a reward model or critic",
             where=str(folder),
-            fix="give the model folder of a novarl rm run, whose loss was bt or bce",
+            fix="use the model directory of a novarl rm run with loss bt or bce",
         )
     try:
         tensors = load_file(path)
@@ -154,7 +153,7 @@ def load_head(folder: str | Path, model: nn.Module) -> ScalarHead:
     weight = language_head(model)[0]
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != {"weight": (1, weight.size(1)), "bias": (1,)}:
-        raise NovaError(f"the head has {shapes}, the model is {weight.size(1)} wide", where=str(path), fix=load.WHOLE)
+        raise NovaError(f"the head has {shapes}, the model's size is {weight.size(1)}", where=str(path), fix=load.WHOLE)
     head = ScalarHead(weight.size(1), dtype=tensors["weight"].dtype, device=weight.device)
     with torch.no_grad():
         for name, parameter in head.named_parameters():

@@ -1,8 +1,8 @@
-"""Models and tokenizers through Hugging Face transformers: loading, the packed attention, and what must hold of them.
+"""Load models and tokenizers with Hugging Face transformers, add packed attention, and verify the models.
 
-The only module that imports transformers (`rendering` is a process of its own), and only inside functions: the import
-costs seconds. What the library assumes of a model is not taken on trust but measured once, after loading, on eight
-tokens: that it is causal, that its logits are hidden @ head.T (+ bias), and that packing changes nothing.
+The only module that imports transformers (`rendering` runs in its own process), and only inside functions, because the
+import takes seconds. After loading, a probe of eight tokens verifies the assumptions about a model: it is causal, its
+logits are hidden @ head.T (+ bias), and packing does not change the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from novarl.core.types import Tokenizer
 
 TOLERANCE = 1e-4
-"""Largest difference, relative to the largest value, that the probes take for rounding (measured: about 1e-6)."""
+"""Largest relative difference that the probes accept as rounding (measured: about 1e-6)."""
 
 LOGIT_TRANSFORMS = {
     "final_logit_softcapping": (None,),
@@ -42,30 +42,30 @@ LOGIT_TRANSFORMS = {
     "logits_scaling": (None, 1.0),
     "lm_head_multiplier": (None, 1.0),
 }
-"""Attributes of a configuration that change logits after the head, with the values under which they do not."""
+"""Configuration attributes that change logits after the head, with the values under which they do not."""
 
-NAMES = "give a built-in name (tiny, small), a model directory, or a hub id that can be reached"
+NAMES = "use a built-in name (tiny, small), a model directory, or a Hub id that can be reached"
 
 UNREADABLE = "no causal language model could be loaded"
 
-MEND = f"mend config.json, or {WHOLE}"
+MEND = f"fix config.json, or {WHOLE}"
 
 MOST_NUMBERS = 2**30
-"""In one buffer. A causal mask of 32,768 positions has as many; those of the rotations are smaller by far."""
+"""Per buffer: the size of a causal mask of 32,768 positions. Buffers of rotary embeddings are far smaller."""
 
 BESIDE = re.compile(
     r"(^|\.)(inv_freq|cos_cached|sin_cached|masked_bias|causal_mask|attn\.bias|attention\.bias|position_ids)$"
     r"|(^|\.)(mtp|pooler\.)"
 )
-"""Names of tensors that may lie among a model's own and are not missed: buffers that older versions of transformers
-saved and newer ones compute, and heads for something else than the next token."""
+"""Names of tensors in a checkpoint that may be ignored: buffers that older versions of transformers saved and newer
+ones compute, and heads for other tasks than next-token prediction."""
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 
-COPY_TOKENIZER = "copy tokenizer.json and tokenizer_config.json there, from the model that it was made of"
+COPY_TOKENIZER = "copy tokenizer.json and tokenizer_config.json from the original model"
 
 PASSED_ALONG = {"position_ids", "use_cache", "is_causal", "cache_position"}
-"""Keywords that reach every attention function and that a packed one may ignore."""
+"""Keywords that every attention function receives and that packed attention may ignore."""
 
 
 def load_pretrained(
@@ -76,13 +76,13 @@ def load_pretrained(
     gradient_checkpointing: bool = False,
     trust: Trust = NOTHING,
 ) -> tuple[Any, Tokenizer, str | None]:
-    """Model, tokenizer, and why the model cannot pack (None: it can), from a directory or by hub id.
+    """Model, tokenizer, and why the model does not support packing (None: it does), from a directory or Hub id.
 
-    No code that lies beside the model runs, and no pickle is read, unless `trust` says so.
+    Code in the model directory is run, and pickle files are read, only if `trust` allows it.
 
-    Where the built-in decoder computes what the model does, it is that decoder (`adopt`). The model is in evaluation
-    mode, with every dropout and router jitter of its configuration set to 0: what is trained is the distribution that
-    was sampled. Raises NovaError for whatever is missing, unknown or unfit.
+    If the built-in decoder computes the same function, it is used instead (`adopt`). The model is in evaluation mode,
+    with all dropout and router jitter set to 0, so that the trained distribution is the sampled one. Raises NovaError
+    if anything is missing, unknown or unsupported.
     """
     model = _read_model(name, dtype, trust).to(device)
     model, obstacle = to_learn_from(model, name, gradient_checkpointing=gradient_checkpointing)
@@ -91,21 +91,21 @@ def load_pretrained(
         raise NovaError(
             f"the tokenizer has {len(tokenizer)} tokens, the model only {head(model)[0].size(0)}",  # type: ignore[arg-type]
             where=name,
-            fix="resize the model's embeddings, or take the tokenizer that belongs to it",
+            fix="resize the model's embeddings, or use its own tokenizer",
         )
     return model, tokenizer, obstacle
 
 
 def to_learn_from(model: Any, name: str, *, gradient_checkpointing: bool = False) -> tuple[Any, str | None]:
-    """A transformers model made ready for learning, and why it cannot pack (None: it can). Its tensors stay its own:
-    where the built-in decoder takes its place, it runs on them."""
+    """A transformers model prepared for training, and why it does not support packing (None: it does). If the built-in
+    decoder replaces it, the decoder shares its tensors."""
     with _explained(name, f"{type(model).__name__} cannot be run", fix=MEND):
         _check(model, name)
         decoder = adopt(model) if packing_obstacle(model.config) is None else None
         if decoder is not None and _distance(decoder, model) <= TOLERANCE:
             decoder.model.gradient_checkpointing = gradient_checkpointing
             return decoder.eval(), None
-    if type(embedding := model.get_input_embeddings()) is nn.Embedding:  # another kind may do more than look up
+    if type(embedding := model.get_input_embeddings()) is nn.Embedding:  # other classes may do more than look up
         embedding.__class__ = Embedding
     for module in model.modules():
         if type(module) is nn.Linear:
@@ -116,13 +116,13 @@ def to_learn_from(model: Any, name: str, *, gradient_checkpointing: bool = False
             raise NovaError(f"{type(model).__name__} has no gradient checkpointing", where=name)
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-        model.train()  # transformers recomputes only in training mode; nothing else is left that depends on it
+        model.train()  # transformers recomputes only in training mode, and nothing else depends on the mode
     return model, obstacle
 
 
 def save_pretrained(model: Any, directory: str, *, eos_ids: Sequence[int]) -> None:
-    """Writes a transformers model, or an adopted one as what it was: weights, config and generation config, which names
-    every token that ends a completion."""
+    """Save a transformers model (an adopted one in its original form): weights, config, and generation config with all
+    eos ids."""
     with _quiet():
         origin = model.origin if isinstance(model, Decoder) else None
         generation = (origin or model).generation_config
@@ -138,25 +138,25 @@ def save_pretrained(model: Any, directory: str, *, eos_ids: Sequence[int]) -> No
 
 
 def load_tokenizer(name: str, *, trust: Trust = NOTHING) -> Tokenizer:
-    """The tokenizer by directory or hub id; a missing pad token is set to eos (masks come from lengths, never ids)."""
+    """The tokenizer from a directory or Hub id. A missing pad token is set to eos (masks use lengths)."""
     from transformers import AutoTokenizer
 
     directory = Path(name)
     if directory.is_dir() and not any(any(directory.glob(pattern)) for pattern in TOKENIZER_FILES):
-        raise NovaError("the directory holds no tokenizer files", where=name, fix=COPY_TOKENIZER)
+        raise NovaError("the directory contains no tokenizer files", where=name, fix=COPY_TOKENIZER)
     with _explained(name, "no tokenizer could be loaded", fix=COPY_TOKENIZER if directory.is_dir() else NAMES):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust.runs_code(name))
-    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # transformers makes one up where it finds no vocabulary
-        raise NovaError("the tokenizer files hold no vocabulary", where=name, fix=COPY_TOKENIZER)
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # transformers makes one up if it finds no vocabulary
+        raise NovaError("the tokenizer files contain no vocabulary", where=name, fix=COPY_TOKENIZER)
     settle_tokenizer(tokenizer, name)
     return tokenizer  # type: ignore[no-any-return]
 
 
 def settle_tokenizer(tokenizer: Any, name: str) -> None:
-    """A missing pad token is set to eos. NovaError without an eos token."""
+    """Set a missing pad token to eos. Raises NovaError without an eos token."""
     if tokenizer.eos_token_id is None:
         raise NovaError(
-            "the tokenizer has no eos token, so nothing would end a completion",
+            "the tokenizer has no eos token to end completions",
             where=name,
             fix="set eos_token in tokenizer_config.json",
         )
@@ -165,7 +165,7 @@ def settle_tokenizer(tokenizer: Any, name: str) -> None:
 
 
 def packing_obstacle(config: Any) -> str | None:
-    """What in a model's configuration the packed attention does not implement, or None."""
+    """The configuration setting that packed attention does not support, or None."""
     text = config.get_text_config()
     layers = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention"})
     if layers:
@@ -178,10 +178,10 @@ def packing_obstacle(config: Any) -> str | None:
 
 
 def enable_packing(model: Any) -> str | None:
-    """Gives `model` the packed attention where that changes nothing; otherwise leaves it as it is and says why."""
+    """Enable packed attention in `model` if results are the same; otherwise leave it unchanged and return why."""
     obstacle = packing_obstacle(model.config)
     if obstacle is None and not (model._supports_attention_backend and model._supports_sdpa):
-        obstacle = f"{type(model).__name__} does not take other attention functions"
+        obstacle = f"{type(model).__name__} does not support custom attention functions"
     if obstacle is not None:
         return obstacle
     _register()
@@ -192,7 +192,7 @@ def enable_packing(model: Any) -> str | None:
     except (NovaError, RuntimeError, ValueError, TypeError, IndexError) as error:
         obstacle = str(error)
     else:
-        obstacle = None if difference <= TOLERANCE else f"packing changes its hidden states by {difference:.1g}"
+        obstacle = None if difference <= TOLERANCE else f"packing changes the hidden states by {difference:.1g}"
     if obstacle is not None:
         model.set_attn_implementation(own)
     return obstacle
@@ -210,14 +210,14 @@ def packing_sdpa(
     packed_sequences: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention protocol: packed under `packed_sequences`, otherwise transformers' own SDPA.
+    """An attention function for transformers: packed if `packed_sequences` is given, otherwise SDPA.
 
-    Raises NovaError naming whatever argument the packed attention does not implement (sliding window, soft cap, sinks,
-    position bias, dropout, or one it has never heard of): swallowed, it would be a silently different model.
+    Raises NovaError for any argument that packed attention does not implement (sliding window, soft cap, sinks,
+    position bias, dropout, or an unknown one), because ignoring it would silently change the model.
     """
     if packed_sequences is None:
         if attention_mask is not None and attention_mask.numel() == 0:
-            raise NovaError(f"{type(module).__name__} does not pass packed sequences on")
+            raise NovaError(f"{type(module).__name__} does not pass packed_sequences to its attention")
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(  # type: ignore[no-any-return]
@@ -229,17 +229,17 @@ def packing_sdpa(
         refused.append("is_causal=False")
     if refused:
         raise NovaError(
-            f"packed attention does not implement {', '.join(refused)}, which {type(module).__name__} asks for",
+            f"packed attention does not implement {', '.join(refused)}, which {type(module).__name__} uses",
             fix="use layout=padded",
         )
     return packed_attention(query, key, value, packed_sequences, scale=scaling).transpose(1, 2).contiguous(), None
 
 
 def _read_model(name: str, dtype: torch.dtype, trust: Trust) -> Any:
-    """The model that the config.json in `name` describes, with exactly the weights that lie beside it."""
+    """The model described by the config.json in `name`, with exactly the weights in that directory."""
     from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-    # The fast way to run a mixture of experts, one grouped product, knows no float64.
+    # The fast mixture-of-experts kernel, one grouped product, does not support float64.
     options: dict[str, Any] = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
     code = {"trust_remote_code": trust.runs_code(name)}
     options |= {**code, "use_safetensors": None if trust.reads_pickles(name) else True}
@@ -253,17 +253,17 @@ def _read_model(name: str, dtype: torch.dtype, trust: Trust) -> Any:
             _silence(config)
             options |= {"config": config, "dtype": dtype, "output_loading_info": True}
             model, report = AutoModelForCausalLM.from_pretrained(name, **options)
-        except (NovaError, OSError):  # there is nothing, or nothing to be reached
+        except (NovaError, OSError):  # there is none, or it cannot be reached
             raise
         except Exception as error:
             if _asks_for_code(error):
                 raise
             _check_configuration(name, error)
             if "ignore_mismatched_sizes" not in str(error):
-                stacked = "weights that it stacks, as those of experts, are missing or of unlike shapes"
+                stacked = "weights to be stacked, such as those of experts, are missing or have different shapes"
                 reason = stacked if "CONVERSION" in str(error) else _reason(error)
                 raise NovaError(f"{UNREADABLE}: {reason}", where=name, fix=WHOLE) from error
-            # Which tensors have another shape, transformers only prints. None is made this time.
+            # Transformers only prints which tensors have another shape, so build the model again without memory.
             options |= {"device_map": "meta", "ignore_mismatched_sizes": True}
             model, report = AutoModelForCausalLM.from_pretrained(name, **options)
         _check_tensors(model, report, name)
@@ -271,8 +271,8 @@ def _read_model(name: str, dtype: torch.dtype, trust: Trust) -> Any:
 
 
 def _check_configuration(name: str, error: Exception) -> None:
-    """Raises NovaError, with what `error` says, where no model can be made by the config.json in `name`. The field at
-    fault is the one without which a model could be made."""
+    """Raise NovaError with the message of `error` if the config.json in `name` is invalid. The faulty field is found by
+    removing fields one at a time."""
     from transformers import PretrainedConfig
 
     values: dict[str, Any] = PretrainedConfig.get_config_dict(name)[0]
@@ -287,8 +287,8 @@ def _check_configuration(name: str, error: Exception) -> None:
 
 
 def _check_buffers(config: Any, name: str, code: dict[str, bool]) -> None:
-    """Raises NovaError where a model of this configuration would compute tables that fill the memory. Its parameters,
-    which are compared with the weights, take none before."""
+    """Raise NovaError if a model of this configuration would allocate huge buffers. Its parameters are compared with
+    the weights before they take memory."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -298,12 +298,12 @@ def _check_buffers(config: Any, name: str, code: dict[str, bool]) -> None:
         return
     for buffer, table in model.named_buffers():
         if table.numel() > MOST_NUMBERS:
-            what = f"{UNREADABLE}: it would hold a table, '{buffer}', of {table.numel():,} numbers"
+            what = f"{UNREADABLE}: its buffer '{buffer}' would have {table.numel():,} elements"
             raise NovaError(what, where=f"{name}/config.json", fix=MEND)
 
 
 def _can_be_made(values: dict[str, Any]) -> bool:
-    """Whether there is a causal language model of this configuration; its weights take no memory."""
+    """Whether a causal language model can be built from this configuration, without allocating its weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -315,19 +315,19 @@ def _can_be_made(values: dict[str, Any]) -> bool:
 
 
 def _check_tensors(model: Any, report: dict[str, Any], name: str) -> None:
-    """Raises NovaError where the weights in `name` are not those of `model`: transformers would draw what is missing
-    at random, and drop what is left over."""
+    """Raise NovaError if the weights in `name` do not match `model`: transformers would initialise missing tensors
+    randomly and ignore unexpected ones."""
     stated = str((model.config.architectures or [""])[0])
-    whose = "" if not stated or stated.endswith(("LM", "LMHeadModel")) else f"{stated} is no causal language model: "
+    whose = "" if not stated or stated.endswith(("LM", "LMHeadModel")) else f"{stated} is not a causal language model: "
     if report["missing_keys"]:
         what = f"tensor '{min(report['missing_keys'])}' is missing from the weights"
         raise NovaError(f"{whose}{what}", where=name, fix=MEND)
     if report["mismatched_keys"]:
         tensor, found, wanted = min(report["mismatched_keys"])
-        what = f"tensor '{tensor}' is {_shape(found)} in the weights and {_shape(wanted)} by config.json"
+        what = f"tensor '{tensor}' is {_shape(found)} in the weights, but {_shape(wanted)} according to config.json"
         raise NovaError(f"{whose}{what}", where=name, fix=MEND)
     if over := sorted(tensor for tensor in report["unexpected_keys"] if _is_own(tensor, model)):
-        what = f"tensor '{over[0]}' of the weights has no place in the model that config.json describes"
+        what = f"tensor '{over[0]}' in the weights does not exist in the model described by config.json"
         raise NovaError(f"{whose}{what}", where=name, fix=MEND)
 
 
@@ -336,19 +336,19 @@ def _shape(size: torch.Size) -> str:
 
 
 def _is_own(tensor: str, model: Any) -> bool:
-    """Whether a tensor of this name is part of what computes the next token, and not a head for something else."""
+    """Whether a tensor with this name is needed to predict the next token, and not a head for another task."""
     parts = {part for module in (model, model.base_model) for part, _ in module.named_children()}
     if tensor.partition(".")[0] not in parts or BESIDE.search(tensor):
         return False
     text = model.config.get_text_config()
     last, layer = getattr(text, "num_hidden_layers", 0), re.search(r"\blayers\.(\d+)\.", tensor)
-    further = getattr(text, "num_nextn_predict_layers", None) or 0  # layers after the last, for tokens after the next
+    further = getattr(text, "num_nextn_predict_layers", None) or 0  # extra layers for multi-token prediction
     return layer is None or int(layer[1]) not in range(last, last + further)
 
 
 def _register() -> None:
-    """Makes `packing_sdpa` known to transformers, once, since it may have been replaced (`keep_attention_uncompiled`);
-    its masks, where it needs one, are those of SDPA."""
+    """Register `packing_sdpa` in transformers, once, because it may have been replaced (`keep_attention_uncompiled`).
+    It uses the masks of SDPA."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -359,8 +359,8 @@ def _register() -> None:
 
 
 def keep_attention_uncompiled() -> None:
-    """End the compiled graphs of a model's layers where attention begins. What it returns is a copy that always lies
-    alike, since a graph is compiled again for every other layout."""
+    """End the compiled graphs of a model's layers before attention. The result is copied to a fixed memory layout,
+    because every other layout would trigger a recompilation."""
     from transformers import AttentionInterface
 
     def outside(*arguments: Any, **options: Any) -> tuple[Tensor, None]:
@@ -371,7 +371,7 @@ def keep_attention_uncompiled() -> None:
 
 
 def _silence(config: Any) -> None:
-    """Sets every probability of dropout and every router jitter in `config` to 0."""
+    """Set every dropout probability and router jitter in `config` to 0."""
     text = config.get_text_config()
     for name, value in vars(text).items():
         if isinstance(value, float) and any(noise in name for noise in ("dropout", "pdrop", "jitter")):
@@ -387,19 +387,19 @@ def _probe_tokens(model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _relative(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference, in units of the largest value."""
+    """The largest difference relative to the largest value."""
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
 
 
 @torch.no_grad()
 def _check(model: Any, name: str) -> None:
-    """Raises NovaError where `model` is not causal or does more to its logits than the head."""
+    """Raise NovaError if `model` is not causal or transforms its logits after the head."""
     text = model.config.get_text_config()
     for attribute, harmless in LOGIT_TRANSFORMS.items():
         value = getattr(text, attribute, None)
         if value not in harmless:
             raise NovaError(
-                f"{model.config.model_type} changes its logits after the head ({attribute}={value}), "
+                f"{model.config.model_type} transforms its logits after the head ({attribute}={value}), "
                 "so their log-probabilities cannot be computed in chunks",
                 where=name,
             )
@@ -408,25 +408,25 @@ def _check(model: Any, name: str) -> None:
     tokens, positions, cu_seqlens = _probe_tokens(model)
     logits = model(input_ids=tokens[None, :5], use_cache=False).logits[0]
     if not bool(logits.isfinite().all()):
-        what = "the model's logits are not all finite: a weight or a number in its configuration is damaged"
+        what = "the model's logits are not finite: a weight or a configuration value is corrupt"
         raise NovaError(what, where=name, fix=MEND)
     shorter = model(input_ids=tokens[None, :4], use_cache=False).logits[0]
     if _relative(shorter, logits[:4]) > TOLERANCE:
-        what = f"{model.config.model_type} lets tokens see their future: no causal language model"
+        what = f"{model.config.model_type} is not a causal language model: tokens depend on later tokens"
         raise NovaError(what, where=name, fix=NAMES)
     weight, bias = head(model)
     ours = nn.functional.linear(hidden_states(model, tokens, positions, cu_seqlens, layout="padded")[:5], weight, bias)
     if _relative(ours, logits) > TOLERANCE:
         raise NovaError(
-            f"the logits of {model.config.model_type} are not its last hidden states times its head "
-            f"(they differ by {_relative(ours, logits):.1g}); look for a logit scale or cap in its configuration",
+            f"the logits of {model.config.model_type} are not the product of its last hidden states and its head "
+            f"(they differ by {_relative(ours, logits):.1g}); check its configuration for a logit scale or cap",
             where=name,
         )
 
 
 @torch.no_grad()
 def _distance(decoder: Decoder, model: Any) -> float:
-    """How far the decoder's logits are from the model's on the probe, whose sequences it takes packed."""
+    """The difference between the logits of the decoder (packed) and of the model on the probe."""
     tokens, positions, cu_seqlens = _probe_tokens(model)
     weight, bias = head(decoder)
     ours = nn.functional.linear(hidden_states(decoder, tokens, positions, cu_seqlens), weight, bias)
@@ -436,7 +436,7 @@ def _distance(decoder: Decoder, model: Any) -> float:
 
 @torch.no_grad()
 def _packing_error(model: nn.Module) -> float:
-    """How much the two layouts differ on the probe."""
+    """The difference between the two layouts on the probe."""
     tokens, positions, cu_seqlens = _probe_tokens(model)
     packed = hidden_states(model, tokens, positions, cu_seqlens, layout="packed")
     return _relative(packed, hidden_states(model, tokens, positions, cu_seqlens, layout="padded"))
@@ -444,7 +444,7 @@ def _packing_error(model: nn.Module) -> float:
 
 @contextlib.contextmanager
 def _explained(name: str, what: str, *, fix: str | None = None) -> Iterator[None]:
-    """Turns whatever transformers raises for a missing or broken model into one NovaError, of one line."""
+    """Turn any exception of transformers for a missing or broken model into a one-line NovaError."""
     try:
         with _quiet():
             yield
@@ -452,8 +452,8 @@ def _explained(name: str, what: str, *, fix: str | None = None) -> Iterator[None
         raise
     except Exception as error:
         if _asks_for_code(error):
-            what = "the model brings Python code of its own, which is not run"
-            fix = f"read that code, and if you trust it, set trust_remote_code={name}"
+            what = "the model contains custom Python code, which is not run by default"
+            fix = f"review the code, and if you trust it, set trust_remote_code={name}"
             raise NovaError(what, where=name, fix=fix) from error
         raise NovaError(f"{what}: {_reason(error)}", where=name, fix=fix) from error
 
@@ -463,17 +463,17 @@ def _asks_for_code(error: Exception) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """What `error` says, in a line, without what is said around it."""
+    """The core message of `error`, on one line."""
     from huggingface_hub.errors import StrictDataclassError
 
     while isinstance(error, StrictDataclassError) and error.__cause__ is not None:
         error = error.__cause__
     text = str(error).strip()
-    if isinstance(error, UnpicklingError) or "weights_only" in text:  # torch then says how to run the code in it
-        return "a pickle file holds something else than tensors, or is damaged; it is not read"
+    if isinstance(error, UnpicklingError) or "weights_only" in text:  # torch's message says how to run it
+        return "a pickle file contains something other than tensors or is damaged, so it is not read"
     if isinstance(error, KeyError):
         text = str(error.args[0])
-        text = text if " " in text else f"there is no {text!r}"
+        text = text if " " in text else f"{text!r} is missing"
     first, *others = (text or type(error).__name__).splitlines()
     if first.endswith(":") and others:
         first = f"{first} {others[0].strip()}"
@@ -482,8 +482,7 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides transformers' progress bars and tables, and the hub's line for each of its retries: what goes wrong is
-    raised."""
+    """Hide progress bars, tables and retry messages of transformers and the Hub client. Errors are raised."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""A language model read as a reward model: its log-ratio to the model that it started from (`algos.implicit_prm`)."""
+"""A language model used as a reward model through its log-ratio to a reference (`algos.implicit_prm`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A policy by name: built in, from a directory, or from the hub; and back to a directory.
+"""Load a policy by name (built-in, a directory, or a Hub id), and save it to a directory.
 
-The built-in models, and directories that hold one, load without transformers.
+Built-in models, also when saved to a directory, load without transformers.
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ if TYPE_CHECKING:
     from novarl.core.types import Tokenizer
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-"""`dtype` as users say it. Weights are float32 also under bfloat16, which then names the dtype of matrix products."""
+"""Accepted values of `dtype`. With bfloat16 the weights are still float32, and matrix products use bfloat16."""
 
 JSON_FILES = (
     "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"
 )  # fmt: skip
-"""Files of a model directory that hold an object each; which of them does not, transformers would not say."""
+"""JSON files of a model directory; transformers would not say which one is invalid."""
 
 UNSTATED_CONTEXT = 32_768
-"""The context of a model that states none."""
+"""The default context length of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A language model and all that is needed to sample from it and to train it.
+    """A language model with everything needed to sample from it and train it.
 
-    `eos_ids` are all ids that end a completion, `context` is the longest sequence the model takes, `compute_dtype` the
-    dtype to run `forward` in, `template_kwargs` what the chat template is given beside the messages of every row,
-    `template_date` the day that a template which writes the date is given, `padded_because`
-    why the model cannot take packed sequences (None: it can),
+    `eos_ids` are all ids that end a completion, `context` is the maximum sequence length, `compute_dtype` the dtype of
+    `forward`, `template_kwargs` keyword arguments of the chat template for every row, `template_date` the current date
+    for templates that use it, `padded_because` why the model does not support packing (None: it does),
     `context_because` why its context is shorter than its configuration says (None: it is not).
     """
 
@@ -66,12 +65,12 @@ class Policy:
 
     @property
     def limit(self) -> str:
-        """The context, in words."""
+        """The context length as text."""
         return f"{self.context} tokens" + (f" ({self.context_because})" if self.context_because else "")
 
     def notes(self) -> list[str]:
-        """What should be known of a run on it."""
-        return [f"the model's context is {self.limit}"] if self.context_because else []
+        """Notes for the start of a run."""
+        return [f"model context: {self.limit}"] if self.context_because else []
 
 
 def load(
@@ -85,16 +84,16 @@ def load(
     attn: str = "auto",
     trust: Trust = NOTHING,
 ) -> Policy:
-    """The policy called `name`: "tiny" or "small" (fresh from `seed`, head `tied` or not), a directory, or a hub id.
+    """The policy called `name`: "tiny" or "small" (drawn from `seed`, head `tied` or not), a directory, or a Hub id.
 
-    `attn`: what computes attention where sequences are packed, "auto" or a kernel's name (`attention.choose_kernel`).
-    `trust`: of which models code and pickles may be run and read; by default of none.
-    Raises NovaError where `name` is none of these, or holds something other than a causal language model.
+    `attn`: the kernel for packed attention, "auto" or a name (`attention.choose_kernel`). `trust`: the models whose
+    code may be run and whose pickles may be read; by default none. Raises NovaError if `name` is not a causal language
+    model.
     """
     if dtype not in COMPUTE_DTYPES:
         raise NovaError(f"unknown dtype '{dtype}'", where="dtype", fix=f"one of {', '.join(COMPUTE_DTYPES)}")
     compute_dtype, device = COMPUTE_DTYPES[dtype], torch.device(device)
-    choose_kernel(attn, device, compute_dtype)  # what cannot run is refused before anything is read
+    choose_kernel(attn, device, compute_dtype)  # fail before anything is read if it cannot run
     stored = torch.float64 if compute_dtype is torch.float64 else torch.float32
     if name in tiny.SIZES:
         decoder, tokenizer = tiny.build(name, seed, tied=tied)
@@ -111,8 +110,8 @@ def load(
                 name, stored, compute_dtype, device, gradient_checkpointing=gradient_checkpointing, trust=trust
             )
             if policy.padded_because is not None and attn not in ("auto", "sdpa"):
-                reason = f"it runs through its own attention, padded ({policy.padded_because})"
-                raise NovaError(f"{name} takes no other: {reason}", where=f"attn={attn}", fix="attn=auto")
+                reason = f"it uses its own attention with padding ({policy.padded_because})"
+                raise NovaError(f"{name} cannot use it: {reason}", where=f"attn={attn}", fix="attn=auto")
             size = head_size(policy.model.config)
             policy.model.packed_kernel = choose_kernel(  # type: ignore[assignment]
                 attn, device, compute_dtype, head_size=size
@@ -133,7 +132,7 @@ def load(
 
 
 def save(policy: Policy, directory: str | Path) -> None:
-    """Writes model, generation config and tokenizer, for `load` and for `AutoModelForCausalLM.from_pretrained`.
+    """Save model, generation config and tokenizer, for `load` and `AutoModelForCausalLM.from_pretrained`.
 
     Adapters are merged into what is written; the model itself stays as it is. All ranks call it where the model is
     sharded, and the first one writes.
@@ -160,7 +159,7 @@ def save(policy: Policy, directory: str | Path) -> None:
 
 
 def _adapted(base: Policy, folder: Path, trust: Trust) -> Policy:
-    """The base with the adapter in `folder` merged, and with the tokenizer that lies beside the adapter, if any."""
+    """The base with the adapter in `folder` merged, and with the adapter's tokenizer, if any."""
     merge_adapter(base.model, folder)
     tokenizer, ends = base.tokenizer, base.eos_ids
     if (folder / "tokenizer_config.json").is_file() and ByteTokenizer.read(folder) is None:
@@ -168,8 +167,8 @@ def _adapted(base: Policy, folder: Path, trust: Trust) -> Policy:
 
         tokenizer = load_tokenizer(str(folder), trust=trust)
         if len(tokenizer) > head(base.model)[0].size(0):  # type: ignore[arg-type]
-            what = f"the adapter's tokenizer has {len(tokenizer)} tokens, more than its base model"  # type: ignore[arg-type]
-            raise NovaError(what, where=str(folder), fix="take the tokenizer that belongs to the base model")
+            what = f"the adapter's tokenizer has {len(tokenizer)} tokens, above the base model's"  # type: ignore[arg-type]
+            raise NovaError(what, where=str(folder), fix="use the tokenizer of the base model")
         ends = tuple(dict.fromkeys([*ends, tokenizer.eos_token_id]))
     return replace(base, name=str(folder), tokenizer=tokenizer, eos_ids=ends)
 
@@ -203,7 +202,7 @@ def _load_pretrained(
 
 
 def head_size(config: Any) -> int:
-    """Of one attention head, as configurations of transformers state it."""
+    """The size of an attention head, from a transformers configuration."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     hidden, heads = (getattr(text, name, None) for name in ("hidden_size", "num_attention_heads"))
     stated: int | None = getattr(text, "head_dim", None)
@@ -211,19 +210,19 @@ def head_size(config: Any) -> int:
 
 
 def eos_ids_of(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
-    """All eos ids that the generation config states, then the tokenizer's own if it is not among them."""
+    """All eos ids of the generation config, plus the tokenizer's own."""
     ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
     if wrong := [value for value in ids if not isinstance(value, int) or abs(value) >= 2**31]:
-        what, where = f"eos_token_id holds {wrong[0]!r}, which is no token id", f"{name}/generation_config.json"
-        raise NovaError(what, where=where, fix=f"mend it, or {WHOLE}")
+        what, where = f"eos_token_id contains {wrong[0]!r}, which is not a token id", f"{name}/generation_config.json"
+        raise NovaError(what, where=where, fix=f"fix it, or {WHOLE}")
     return tuple(dict.fromkeys([*ids, tokenizer.eos_token_id]))
 
 
 def context_of(config: Any, tokenizer: Any, name: str) -> tuple[int, str | None]:
-    """The longest sequence, and why it is shorter than what the configuration states.
+    """The maximum sequence length, and why it is shorter than the configuration states.
 
-    transformers rotates a whole batch as its longest row asks: beyond some length, one long row would change the
-    log-probabilities of all others. For "dynamic" rotations that is the stated length.
+    transformers computes rotary embeddings for a whole batch from its longest row: beyond some length, one long row
+    would change the log-probabilities of all others. For "dynamic" rotary embeddings that length is the stated one.
     """
     text = config.get_text_config()
     stated = getattr(text, "max_position_embeddings", None)
@@ -236,18 +235,18 @@ def context_of(config: Any, tokenizer: Any, name: str) -> tuple[int, str | None]
         if isinstance(rotation, dict) and rotation.get("rope_type") == "longrope"
     ]
     if (context := min([stated, *steady])) < 1:
-        what = f"max_position_embeddings is {stated}, which leaves no room for a token"
-        raise NovaError(what, where=f"{name}/config.json", fix=f"mend it, or {WHOLE}")
+        what = f"max_position_embeddings is {stated}, but must be positive"
+        raise NovaError(what, where=f"{name}/config.json", fix=f"fix it, or {WHOLE}")
     if context == stated:
         return int(stated), None
-    because = f"not the {stated} it states: a longer row would change the rotations, longrope, of those beside it"
+    because = f"not the stated {stated}: with longrope a longer row would change the rotary embeddings of the others"
     return int(context), because
 
 
 def _check_directory(name: str) -> None:
-    """Raises NovaError where `name` is a path, and not that of a model; a name that could be a hub id passes."""
+    """Raise NovaError if `name` is a path but not a model directory. Names that could be Hub ids pass."""
     if not name:
-        raise NovaError("no model is named", where="model", fix="tiny, small, a directory or a hub id")
+        raise NovaError("no model was given", where="model", fix="use tiny, small, a directory or a Hub id")
     path = Path(name)
     if path.is_dir():
         if (path / "config.json").is_file():
@@ -255,20 +254,20 @@ def _check_directory(name: str) -> None:
                 _read_json(path / file)
             return
         inside = _model_within(path)
-        fix = f"did you mean {inside}?" if inside else "it must hold config.json, weights and tokenizer files"
-        raise NovaError("the directory holds no config.json, so it is no model", where=name, fix=fix)
+        fix = f"did you mean {inside}?" if inside else "it must contain config.json, weights and tokenizer files"
+        raise NovaError("the directory contains no config.json, so it is not a model", where=name, fix=fix)
     if path.exists():
-        raise NovaError("this is a file, not a model directory", where=name, fix="give the directory it lies in")
-    beside = "/" in name and path.parent.is_dir()  # runs/nope: who has such a folder means it, not the hub
+        raise NovaError("this is a file, not a model directory", where=name, fix="use its directory")
+    beside = "/" in name and path.parent.is_dir()  # runs/nope: if the parent exists, a path is meant and not a Hub id
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or beside:
         raise NovaError("no such directory", where=name, fix="the built-in models are tiny and small")
     near = difflib.get_close_matches(name.lower(), tiny.SIZES, n=1, cutoff=0.75)
-    if near and "/" not in name:  # the hub, asked for such a name, would only after half a minute say that it has none
+    if near and "/" not in name:  # the Hub would take half a minute to report that it does not exist
         raise NovaError("no such built-in model", where=f"model={name}", fix=f"did you mean {near[0]}?")
 
 
 def _model_within(path: Path) -> Path | None:
-    """A model that lies within a directory: of a run's the latest, which the link to it names."""
+    """A model inside a directory; for a run directory the latest checkpoint."""
     found = next((p.parent for p in sorted(path.glob("**/config.json")) if p.parent.name == "model"), None)
     if found is None or found.parent == path:
         return found
@@ -277,9 +276,9 @@ def _model_within(path: Path) -> Path | None:
 
 
 def _own_tokenizer(directory: Path) -> ByteTokenizer | None:
-    """The tokenizer of what `save` writes for a built-in model: a plain qwen3 with the byte tokenizer.
+    """The tokenizer of a built-in model saved by `save`: a plain qwen3 with the byte tokenizer.
 
-    None: `directory` holds something else.
+    None if `directory` contains something else.
     """
     if not (directory / "model.safetensors").is_file():
         return None
@@ -289,7 +288,7 @@ def _own_tokenizer(directory: Path) -> ByteTokenizer | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file. Raises NovaError where it holds something else."""
+    """The object in a JSON file, or an empty one if there is no file. Raises NovaError for anything else."""
     if not path.is_file():
         return {}
     try:

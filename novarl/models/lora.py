@@ -1,8 +1,8 @@
 """Low-rank adapters: y = W x + (alpha / rank) B A x, where only A [rank, in] and B [out, rank] are trained.
 
-LoRA (https://arxiv.org/abs/2106.09685), by peft, in place: the model keeps its class and its calls, so whoever holds it
-(learner, scorer, engine) goes on with the adapters in it. B starts at zero, so at first nothing changes, to the bit.
-`merged` gives the plain model that others can load; `without_adapters` gives the one that training began with.
+LoRA (https://arxiv.org/abs/2106.09685), added in place with PEFT: the model object stays the same, so the learner,
+scorer and engine use the adapters too. B is initialised to zero, so outputs are at first bit-identical. `merged` gives
+the plain model for saving; `without_adapters` gives the initial model.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ADAPTER = "default"
-"""peft's name of an adapter that is given no other."""
+"""The default adapter name in PEFT."""
 
 
 STATE_SPACE = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"})
-"""Models whose fused kernels read the weight of `out_proj` directly: peft refuses to adapt it."""
+"""Models whose fused kernels read the weight of `out_proj` directly: PEFT refuses to adapt it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """`target`: the last parts of the names of the layers that get an adapter; None: every linear one but the head."""
+    """`target`: suffixes of the names of the layers to adapt; None: every linear layer except the head."""
 
     rank: int
     alpha: float
@@ -44,36 +44,34 @@ class LoraSettings:
 
 
 def targets(model: nn.Module, settings: LoraSettings) -> list[str]:
-    """The full names of the layers that get an adapter. The head gets none: log-probabilities read its weight directly.
+    """The full names of the layers to adapt. The head is excluded, because log-probabilities read its weight directly.
 
-    Raises NovaError where peft is missing, where the model has no linear layer, where a name fits none, or where the
-    rank is above that of every layer's weight.
+    Raises NovaError if PEFT is missing, the model has no linear layer, a name matches none, or the rank is too large
+    for every layer.
     """
     _peft()
     head = model.get_output_embeddings()  # type: ignore[operator]
     linear = {name: module for name, module in model.named_modules() if module is not head and _is_linear(module)}
     if not linear:
-        raise NovaError(
-            f"{type(model).__name__} has no linear layers that LoRA could adapt", where="lora.rank", fix="lora.rank=0"
-        )
+        raise NovaError(f"{type(model).__name__} has no linear layers for LoRA", where="lora.rank", fix="lora.rank=0")
     if getattr(getattr(model, "config", None), "model_type", None) in STATE_SPACE:
         linear = {name: module for name, module in linear.items() if not _ends(name, "out_proj")}
     if settings.target == ():
-        raise NovaError("names no layer", where="lora.target", fix="name some, or leave it out for all")
+        raise NovaError("is empty", where="lora.target", fix="list some layers, or omit it for all")
     for wanted in settings.target or ():
         if not any(_ends(name, wanted) for name in linear):
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-            raise NovaError(f"no linear layer is called {wanted}", where="lora.target", fix=f"one of {known}")
+            raise NovaError(f"no linear layer is named {wanted}", where="lora.target", fix=f"one of {known}")
     names = [name for name in linear if settings.target is None or any(_ends(name, end) for end in settings.target)]
     if (most := max(min(linear[name].weight.shape) for name in names)) < settings.rank:
         fix = f"at most {most}, usually 8 to 64"
-        raise NovaError(f"{settings.rank:,} is above the rank of every layer's weight", where="lora.rank", fix=fix)
+        raise NovaError(f"{settings.rank:,} exceeds the rank of every layer's weight", where="lora.rank", fix=fix)
     return names
 
 
 def inject(model: nn.Module, settings: LoraSettings, *, seed: int) -> None:
-    """Puts adapters into `model`, freezes all else, and leaves its outputs as they are. A is drawn from `seed`, by
-    layer name, and no other random stream moves. Raises NovaError as `targets` does."""
+    """Add adapters to `model` and freeze everything else; outputs do not change. A is drawn from `seed` by layer name,
+    without advancing other random streams. Raises NovaError as `targets` does."""
     names = targets(model, settings)
     peft = _peft()
     config = peft.LoraConfig(
@@ -81,11 +79,11 @@ def inject(model: nn.Module, settings: LoraSettings, *, seed: int) -> None:
     )
     model.requires_grad_(False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.filterwarnings("ignore", message="fan_in_fan_out")  # peft mends it by itself, layer by layer
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")  # PEFT fixes it itself, layer by layer
         peft.inject_adapter_in_model(config, model, ADAPTER)
     found = dict(_layers(model))
     if found.keys() != set(names):
-        raise RuntimeError(f"peft adapted other layers than asked: {sorted(found.keys() ^ set(names))}")
+        raise RuntimeError(f"PEFT adapted other layers than requested: {sorted(found.keys() ^ set(names))}")
     with torch.no_grad():
         for name, layer in found.items():
             down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
@@ -96,20 +94,20 @@ def inject(model: nn.Module, settings: LoraSettings, *, seed: int) -> None:
 
 
 def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
-    """A and B of every adapter, by parameter name, detached; empty where there are none."""
+    """A and B of every adapter, by parameter name, detached; empty if there are none."""
     mine = _adapter_ids(model)
     return {name: parameter.detach() for name, parameter in model.named_parameters() if id(parameter) in mine}
 
 
 @torch.no_grad()
 def put_adapter_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """The inverse of `adapter_weights`. NovaError where they are of other layers or of another rank."""
+    """The inverse of `adapter_weights`. Raises NovaError if layers or rank differ."""
     own = adapter_weights(model)
     if {name: tensor.shape for name, tensor in own.items()} != {name: value.shape for name, value in weights.items()}:
         raise NovaError(
-            "the checkpoint's adapters are of other layers or of another rank",
+            "the adapters in the checkpoint have other layers or another rank",
             where="lora",
-            fix="use the lora settings the run was started with",
+            fix="use the lora settings of the original run",
         )
     for name, tensor in own.items():
         tensor.copy_(weights[name])
@@ -117,7 +115,7 @@ def put_adapter_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Within it the model computes what it did before `inject`; afterwards adapters and their gradients are back."""
+    """A context in which adapters are disabled; afterwards adapters and their gradients are restored."""
     layers = [layer for _, layer in _layers(model)]
     wanted = [(parameter, parameter.requires_grad) for layer in layers for parameter in layer.parameters()]
     for layer in layers:
@@ -133,15 +131,15 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def adapted_weight(layer: Any) -> Tensor:
-    """W + (alpha / rank) B A of a layer that has an adapter; W, to the bit, where B is zero or adapters are off."""
+    """W + (alpha / rank) B A of an adapted layer; exactly W if B is zero or adapters are disabled."""
     weight: Tensor = layer.get_base_layer().weight
     return weight.detach() if layer.disable_adapters else weight + layer.get_delta_weight(ADAPTER)
 
 
 @torch.no_grad()
 def merged(model: nn.Module) -> nn.Module:
-    """The plain model with W + (alpha / rank) B A in the place of W, of the architecture that `model` had before
-    `inject`; `model` itself stays as it is. Weights without an adapter are shared, not copied."""
+    """The plain model, of the architecture before `inject`, with W + (alpha / rank) B A in place of W; `model` itself
+    is unchanged. Weights without an adapter are shared, not copied."""
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     plain: dict[int, Any] = {}
     for _, layer in _layers(model):
@@ -151,7 +149,7 @@ def merged(model: nn.Module) -> nn.Module:
         plain[id(layer)] = changed
     if not plain:
         return model
-    whole = copy.deepcopy(model, memo | plain)  # what the memo holds stands in for the original
+    whole = copy.deepcopy(model, memo | plain)  # entries of the memo replace the originals
     if hasattr(whole, "peft_config"):
         del whole.peft_config
     return whole
@@ -165,7 +163,7 @@ def sibling(model: nn.Module) -> nn.Module:
 
 
 def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of the architecture under the names they had before `inject`; adapters are left out."""
+    """The parameters without adapters, under the names they had before `inject`."""
     mine, layers = _adapter_ids(model), dict(_layers(model))
     for name, parameter in model.named_parameters():
         if id(parameter) not in mine:
@@ -174,7 +172,7 @@ def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The layers that have an adapter."""
+    """The adapted layers."""
     for name, module in model.named_modules():
         if isinstance(getattr(module, "lora_A", None), nn.ModuleDict) and hasattr(module, "base_layer"):
             yield name, module
@@ -190,7 +188,7 @@ def _frozen(parameter: nn.Parameter) -> bool:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """A linear layer; GPT-2's is called Conv1D and keeps its weight transposed."""
+    """Whether a module is a linear layer; GPT-2's Conv1D stores its weight transposed."""
     kind = type(module)
     return isinstance(module, nn.Linear) or (kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers."))
 
@@ -200,11 +198,11 @@ def _ends(name: str, wanted: str) -> bool:
 
 
 def _peft() -> Any:
-    """peft, or a NovaError that names the extra it comes with."""
+    """Import PEFT, or raise a NovaError that names the extra to install."""
     try:
         import peft
     except ImportError as error:
         raise NovaError(
-            "LoRA needs peft, which is not installed", where="lora.rank", fix="pip install novarl[llm]"
+            "LoRA requires PEFT, which is not installed", where="lora.rank", fix="pip install novarl[llm]"
         ) from error
     return peft

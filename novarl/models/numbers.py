@@ -1,4 +1,4 @@
-"""A model's config.json with numbers that no model has: refused before anything is made by them."""
+"""Reject absurd numbers in a model's config.json before anything is built from them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from novarl.core.errors import NovaError
 
 MOST_LAYERS = 2000
 LARGEST = 2**53
-"""Beyond it nothing in a configuration is a size, a number of tokens or the base of rotations."""
+"""The largest plausible size, token count or rotary base in a configuration."""
 
 
 def check_numbers(values: Mapping[str, Any], where: str, fix: str) -> None:
-    """NovaError, naming the field: more layers than MOST_LAYERS (each is made, and a list of them too, before its
-    weights are missed), an integer beyond LARGEST, or NaN."""
+    """Raise NovaError naming the field for more than MOST_LAYERS layers (which would be built before missing weights
+    are noticed), an integer beyond LARGEST, or NaN."""
     for name, value in _numbers(values, ""):
         wrong = None
         if isinstance(value, float) and math.isnan(value):
-            wrong = "is NaN, which is no number"
+            wrong = "is NaN"
         elif isinstance(value, int) and abs(value) > LARGEST:
-            wrong = f"is about {'-' if value < 0 else ''}1e{_digits(value)}, too large for any setting of a model"
+            wrong = f"is about {'-' if value < 0 else ''}1e{_digits(value)}, which is too large"
         elif "layer" in name and value > MOST_LAYERS:
-            wrong = f"is {value}, and a model may have {MOST_LAYERS} layers"
+            wrong = f"is {value}, but the maximum is {MOST_LAYERS} layers"
         if wrong is not None:
             raise NovaError(f"{name} {wrong}", where=where, fix=fix)
 
@@ -33,7 +33,7 @@ def _digits(value: int) -> int:
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, int | float]]:
-    """Every number, with the name of the field that it is in."""
+    """Every number with its field name."""
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):

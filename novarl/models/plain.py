@@ -1,11 +1,11 @@
-"""A model of the user's own: any `nn.Module` that maps tokens and positions to logits.
+"""A user-defined model: any `nn.Module` that maps tokens and positions to logits.
 
     class MyModel(nn.Module):
         def forward(self, tokens, position_ids): ...    # int64 [B, T] each -> logits [B, T, V]
 
-Position t must depend on tokens 0 to t of its row alone: rows are padded on the right, and what is padding is not
-masked. There is no cache of keys and values, so sampling runs the whole sequence for every token
-(`engines.local.recompute`): right for small models and short answers.
+Position t must depend only on tokens 0 to t of its row: rows are right-padded without a mask. There is no KV cache, so
+sampling recomputes the whole sequence for every token (`engines.local.recompute`), fit for small models and short
+answers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from novarl.core.errors import NovaError
 
 CONTEXT = ("context", "max_position_embeddings", "block_size", "n_ctx", "max_seq_len")
-"""What a module, or its `config`, may call the longest sequence that it takes."""
+"""Attributes of a module or its `config` that give the maximum sequence length."""
 USUAL_CONTEXT = 1024
-"""Where it says nothing."""
+"""The default."""
 PROBE = 5
 
 
 class PlainModel(nn.Module):
-    """The module as the learner sees it: its "hidden states" are its logits already."""
+    """Adapts the module to the learner: its logits take the place of hidden states."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class PlainModel(nn.Module):
         return next(self.module.parameters()).device
 
     def logits(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
-        """Logits [B, T, V] of tokens [B, T]; a dataclass or dictionary with `logits` is taken too."""
+        """Logits [B, T, V] of tokens [B, T]; the module may also return an object or dictionary with `logits`."""
         found = self.module(tokens, position_ids)
         found = found["logits"] if isinstance(found, dict) else getattr(found, "logits", found)
         if not isinstance(found, Tensor) or found.shape[:2] != tokens.shape or found.dim() != 3:
@@ -55,10 +55,10 @@ class PlainModel(nn.Module):
 
     @torch.no_grad()
     def _probe(self) -> int:
-        """The size of the vocabulary. NovaError where the module cannot be called, or looks into the future."""
-        where, fix = f"model {type(self.module).__name__}", "write forward(tokens, position_ids) -> logits [B, T, V]"
+        """The vocabulary size. Raises NovaError if the module cannot be called or is not causal."""
+        where, fix = f"model {type(self.module).__name__}", "define forward(tokens, position_ids) -> logits [B, T, V]"
         if next(self.module.parameters(), None) is None:
-            raise NovaError("the module has no parameters", where=where, fix="give a module that can be trained")
+            raise NovaError("the module has no parameters", where=where, fix="use a trainable module")
         tokens = torch.arange(PROBE, device=self.device)[None] % 2
         positions = torch.arange(PROBE, device=self.device)[None]
         training = self.module.training
@@ -70,8 +70,8 @@ class PlainModel(nn.Module):
         finally:
             self.module.train(training)
         if not torch.allclose(whole[:, :-1], part, atol=1e-4, rtol=1e-4):
-            what = "the logits of a token change with the tokens after it, so this is no causal language model"
-            raise NovaError(what, where=where, fix="mask attention, so that position t sees positions 0 to t")
+            what = "the logits of a token depend on later tokens, so this is not a causal language model"
+            raise NovaError(what, where=where, fix="mask attention so that position t sees only positions 0 to t")
         return whole.size(-1)
 
 

@@ -1,4 +1,4 @@
-"""The frozen copy that a policy is held close to."""
+"""The frozen reference model."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def frozen_copy(model: nn.Module) -> nn.Module:
 
 
 def freeze(model: nn.Module) -> nn.Module:
-    """`model` itself, made to stay as it is: no gradients, evaluation mode."""
+    """Freeze `model` itself: no gradients, evaluation mode."""
     return model.requires_grad_(False).eval()

@@ -1,9 +1,9 @@
-"""The process in which chat templates are rendered, as transformers renders them: `python -m novarl.models.rendering`.
+"""The subprocess that renders chat templates with transformers: `python -m novarl.models.rendering`.
 
-A template is a program that came with a model. The sandbox keeps it from the system, and not from the processor and
-the memory: only a process that can be killed, and whose memory is limited, bounds it.
+A template is a program that comes with a model. The sandbox protects the system, but does not limit time and memory; a
+process that can be killed and has a memory limit does.
 
-    {"memory": bytes}                      -> {"ready": true}     transformers is there
+    {"memory": bytes}                      -> {"ready": true}     transformers is loaded
     {"arguments": {...}, "most": N}        -> {"text": T} | {"error": [type, message]} | {"length": N} (beyond `most`)
 """
 
@@ -23,7 +23,7 @@ def main() -> None:
     first = next(requests)
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    with contextlib.suppress(ValueError, OSError):  # a system that does not limit it
+    with contextlib.suppress(ValueError, OSError):  # the system does not support the limit
         resource.setrlimit(resource.RLIMIT_DATA, (first["memory"], first["memory"]))
     channel.reply({"ready": True})
     for request in requests:

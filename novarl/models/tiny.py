@@ -1,4 +1,4 @@
-"""The built-in models: made from a seed in a moment, without a network."""
+"""The built-in models, created from a seed without a download."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROWS = 320
-"""Embedding rows: more than the tokenizer has tokens, a multiple of 64, as real models pad theirs."""
+"""Embedding rows: padded to a multiple of 64, as in real models."""
 
 SIZES: Mapping[str, Mapping[str, int]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4},
     "small": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8},
 }
-"""About 1M and 6M parameters; heads of 32, two of them to each key head."""
+"""About 1M and 6M parameters; head size 32, two query heads per key head."""
 
 
 def build(size: str, seed: int, *, tied: bool = True) -> tuple[Decoder, ByteTokenizer]:
-    """The built-in model `size` ("tiny" or "small") with fresh weights drawn from `seed`, and its tokenizer."""
+    """The built-in model `size` ("tiny" or "small") with weights drawn from `seed`, and its tokenizer."""
     tokenizer = ByteTokenizer()
     shape: Mapping[str, Any] = SIZES[size]
     config = DecoderConfig(

@@ -1,10 +1,10 @@
 """A decoder-only transformer of the Qwen3 architecture, in plain PyTorch.
 
 RMSNorm before attention and MLP, rotary positions, grouped-query attention with normalised queries and keys, SwiGLU,
-tied or untied head (https://arxiv.org/abs/2505.09388). Parameter names and `config.json` are Hugging Face's, so a saved
-folder loads there with `AutoModelForCausalLM`; nothing here imports transformers, which costs seconds.
+tied or untied head (https://arxiv.org/abs/2505.09388). Parameter names and `config.json` follow Hugging Face, so a
+saved directory loads with `AutoModelForCausalLM`. Nothing here imports transformers, which takes seconds.
 
-The call convention is that of Hugging Face's backbones:
+The call convention is that of Hugging Face backbones:
 
     model(input_ids[B, L], position_ids=[B, L], attention_mask=None | bool [B, 1, L, K], past_key_values=None | cache)
         .last_hidden_state   # [B, L, D], after the final norm; logits are `last_hidden_state @ lm_head.weight.T`
@@ -40,13 +40,13 @@ WHOLE = "copy or save the model again"
 
 
 class Cache(Protocol):
-    """Where keys and values of earlier tokens live: Hugging Face's cache protocol, as far as a decoder needs it."""
+    """The KV cache: the part of the Hugging Face cache protocol that a decoder needs."""
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]: ...
 
 
 class Origin(Protocol):
-    """The configurations of a transformers model, each of which writes its file to a directory."""
+    """The configurations of a transformers model, which can save themselves to a directory."""
 
     @property
     def config(self) -> Any: ...
@@ -55,15 +55,15 @@ class Origin(Protocol):
 
 
 class DecoderOutput(NamedTuple):
-    """What a forward pass returns, under Hugging Face's name: the hidden states [B, L, D] after the final norm."""
+    """The result of a forward pass, with the Hugging Face name: the hidden states [B, L, D] after the final norm."""
 
     last_hidden_state: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The shape of a decoder, under the names of Hugging Face's Qwen3 `config.json`; and, in the last fields, how other
-    families differ from it (`models.adopt`), which no file of ours says."""
+    """The configuration of a decoder, with the names of the Qwen3 `config.json`. The last fields describe how other
+    families differ (`models.adopt`) and are never saved."""
 
     vocab_size: int
     hidden_size: int
@@ -82,10 +82,10 @@ class DecoderConfig:
     qk_norm: bool = True
     qkv_bias: bool = False
     rope_frequencies: tuple[float, ...] | None = None
-    """Radians that each pair of a head turns by from one position to the next; None: those of `rope_theta`."""
+    """Rotary frequencies in radians per position for each pair of a head; None: those of `rope_theta`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The contents of `config.json`; `rope_theta` is said in the old place and the new one."""
+        """The contents of `config.json`; `rope_theta` is written in both the old and the new place."""
         rope = {"rope_type": "default", "rope_theta": self.rope_theta}
         fixed = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "dtype": "float32", "bos_token_id": None}
         plain = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "use_sliding_window": False}
@@ -94,7 +94,7 @@ class DecoderConfig:
 
     @staticmethod
     def unsupported(values: Mapping[str, Any]) -> list[str]:
-        """The keys of a `config.json` that ask for something this decoder does not implement."""
+        """The keys of a `config.json` that request something this decoder does not implement."""
         rope, layers = values.get("rope_parameters") or {}, values.get("layer_types") or []
         wrong = {
             "model_type": values.get("model_type") != "qwen3",
@@ -110,7 +110,7 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, where: str = "config.json") -> DecoderConfig:
-        """Reads the contents of a `config.json`. Raises NovaError naming what this decoder does not implement."""
+        """Parse the contents of a `config.json`. Raises NovaError naming what this decoder does not implement."""
         names = cls.unsupported(values)
         if names:
             raise NovaError(f"the built-in decoder does not implement {', '.join(names)}", where=where)
@@ -123,7 +123,7 @@ class DecoderConfig:
             value, (kind, least, wanted) = given.get(field.name), _KINDS[str(field.type)]
             if not isinstance(value, kind) or (least is not None and not least <= value < math.inf):
                 found = f"is {value!r}" if field.name in given else "is missing"
-                raise NovaError(f"{field.name} {found}", where=where, fix=f"it should be {wanted}: {WHOLE}")
+                raise NovaError(f"{field.name} {found}", where=where, fix=f"it must be {wanted}: {WHOLE}")
             known[field.name] = value
         return cls(**{**known, "rope_theta": float(given["rope_theta"])})
 
@@ -131,12 +131,12 @@ class DecoderConfig:
 _OTHERS = {"qk_norm", "qkv_bias", "rope_frequencies"}
 
 _KINDS: dict[str, tuple[Any, int | None, str]] = {
-    "int": (int, 1, "a whole number above 0"),
+    "int": (int, 1, "a positive integer"),
     "float": ((int, float), 0, "a number of at least 0"),
     "bool": (bool, None, "true or false"),
     "int | None": ((int, type(None)), None, "a token id"),
 }
-"""For each type of a field what its value is, in Python, at least, and in words."""
+"""For each field type: Python types, minimum, and description."""
 
 
 class RMSNorm(nn.Module):
@@ -152,8 +152,8 @@ class RMSNorm(nn.Module):
 
 
 def rotary_angles(position_ids: Tensor, config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin [B, 1, L, head_dim / 2] of position * theta^(-2i / head_dim), or of the configuration's own
-    frequencies, always computed in float32."""
+    """cos and sin [B, 1, L, head_dim / 2] of position * theta^(-2i / head_dim), or of the configured frequencies,
+    always computed in float32."""
     options: dict[str, Any] = {"dtype": torch.float32, "device": position_ids.device}
     if config.rope_frequencies is None:
         frequency = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, **options) / config.head_dim)
@@ -164,7 +164,7 @@ def rotary_angles(position_ids: Tensor, config: DecoderConfig) -> tuple[Tensor, 
 
 
 class Embedding(nn.Embedding):
-    """An embedding that leaves its weight alone, as `Linear` does, and whose gradient can be added where it belongs."""
+    """An embedding that does not initialise its weight, as `Linear`, and whose gradient can be accumulated in place."""
 
     def reset_parameters(self) -> None:
         pass
@@ -174,7 +174,7 @@ class Embedding(nn.Embedding):
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention, with normalised queries and keys where the family has them."""
+    """Grouped-query self-attention, with normalised queries and keys if configured."""
 
     attend_packed = staticmethod(packed_attention)
 
@@ -229,7 +229,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """One block of the residual stream: attention, then the MLP, each behind its norm."""
+    """A residual block: attention, then the MLP, each with pre-norm."""
 
     def __init__(self, config: DecoderConfig, layer_idx: int) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class Layer(nn.Module):
         packed: Packing | None,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """x [B, L, D] to the same, or to [B, K, D] where only the positions `keep` [K] are wanted."""
+        """x [B, L, D] to the same shape, or to [B, K, D] if only the positions `keep` [K] are needed."""
         mixed = self.self_attn(self.input_layernorm(x), cos, sin, mask=mask, cache=cache, packed=packed, keep=keep)
         x = _kept(x, keep) + mixed
         return x + self.mlp(self.post_attention_layernorm(x))
@@ -294,17 +294,17 @@ class Backbone(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The language model: `model` (the backbone) and `lm_head`, tied to the embedding or of its own.
+    """The language model: `model` (the backbone) and `lm_head`, tied to the embedding or separate.
 
-    Weights are drawn from N(0, initializer_range) by a generator of their own: equal seeds give equal weights,
-    and the global generator is left alone. With seed None they are whatever the memory held, for who has others.
+    Weights are drawn from N(0, initializer_range) with a separate generator: equal seeds give equal weights, and the
+    global generator is not used. With seed None they are uninitialised, for callers that load weights.
     """
 
     packed_kernel: Kernel = "sdpa"
-    """What computes attention where sequences are packed."""
+    """The kernel for packed attention."""
 
     origin: Origin | None = None
-    """What the weights are besides, where they are those of a transformers model."""
+    """The original configurations, if the weights come from a transformers model."""
 
     def __init__(self, config: DecoderConfig, *, seed: int | None = 0) -> None:
         super().__init__()
@@ -333,14 +333,14 @@ class Decoder(nn.Module):
     ) -> DecoderOutput:
         """Hidden states of `input_ids` [B, L]; see the module's docstring.
 
-        `attention_mask` bool [B, 1, L, K] is True where a query may look; without one attention is causal.
-        `packed_sequences` says which sequences lie on the flat axis of B = 1: each attends to itself alone.
-        `keep` int64 [K]: hidden states are wanted at these positions alone, [B, K, D]. The last layer then mixes values
-        and runs its MLP for no others, since nobody would read them.
-        `use_cache` is Hugging Face's: here keys are kept exactly when `past_key_values` is given.
+        `attention_mask` bool [B, 1, L, K] is True where a query may attend; by default attention is causal.
+        `packed_sequences` describes the sequences on the flat axis of B = 1: each attends only to itself. `keep` int64
+        [K]: return hidden states only at these positions, [B, K, D]. The last layer then computes attention outputs and
+        the MLP only for them. `use_cache` is accepted for compatibility: keys are cached exactly if `past_key_values`
+        is given.
         """
         if use_cache and past_key_values is None:
-            raise ValueError("use_cache=True needs past_key_values")
+            raise ValueError("use_cache=True requires past_key_values")
         return self.model(
             input_ids,
             position_ids=position_ids,
@@ -351,18 +351,18 @@ class Decoder(nn.Module):
         )
 
     def get_output_embeddings(self) -> nn.Linear:
-        """The head, under Hugging Face's name for it."""
+        """The head, under its Hugging Face name."""
         return self.lm_head
 
     def save_weights(self, directory: Path) -> None:
-        """Writes `model.safetensors`; a tied head is left out, as Hugging Face does."""
+        """Write `model.safetensors`; a tied head is omitted, as in Hugging Face."""
         from safetensors.torch import save_file
 
         tensors = {name: p.detach().to("cpu").contiguous() for name, p in self.named_parameters()}
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
     def save(self, directory: str | Path) -> None:
-        """Writes `config.json` and `model.safetensors`."""
+        """Write `config.json` and `model.safetensors`."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self.save_weights(directory)
@@ -371,7 +371,7 @@ class Decoder(nn.Module):
 
     @classmethod
     def load(cls, directory: str | Path) -> Decoder:
-        """Reads what `save` wrote. Raises NovaError where the weights do not fit the configuration."""
+        """Read what `save` wrote. Raises NovaError if the weights do not match the configuration."""
         from safetensors.torch import load_file
 
         directory = Path(directory)
@@ -381,15 +381,15 @@ class Decoder(nn.Module):
         config = DecoderConfig.from_dict(values, where=where)
         tensors = load_file(directory / "model.safetensors")
         try:
-            with torch.device("meta"):  # what does not fit is found out before there is memory for it
+            with torch.device("meta"):  # detect mismatches before allocating memory
                 ours = dict(cls(config, seed=None).named_parameters())
         except (RuntimeError, TypeError) as error:
-            what = f"no model can be made by it: {str(error).splitlines()[0]}"
+            what = f"no model can be built from it: {str(error).splitlines()[0]}"
             raise NovaError(what, where=where, fix=WHOLE) from error
         wrong = sorted(ours.keys() ^ tensors.keys()) or [n for n, p in ours.items() if p.shape != tensors[n].shape]
         if wrong:
             file = str(directory / "model.safetensors")
-            raise NovaError(f"tensor '{wrong[0]}' does not fit config.json", where=file, fix=WHOLE)
+            raise NovaError(f"tensor '{wrong[0]}' does not match config.json", where=file, fix=WHOLE)
         with torch.no_grad():
             model = cls(config, seed=None)
             for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""What a user allows of the files of a model: by default nothing of them runs."""
+"""Which model files the user trusts: by default no code from a model is run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PICKLES = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Directories and hub ids, as the user named them, of models whose own Python code may run (`code`) and whose
-    weights may be read from pickle files (`pickles`)."""
+    """Directories and Hub ids of models whose Python code may be run (`code`) and whose pickle files may be read
+    (`pickles`)."""
 
     code: tuple[str, ...] = ()
     pickles: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class Trust:
         return _same(name, self.pickles)
 
     def of_copy(self, name: str, copy: str) -> Trust:
-        """The same for `copy`, a directory that this run has written from the model `name`."""
+        """The same trust for `copy`, a directory that this run saved from the model `name`."""
         return Trust((*self.code, copy), self.pickles) if self.runs_code(name) else self
 
 
@@ -34,19 +34,19 @@ NOTHING = Trust()
 
 
 def check_weights(name: str, trust: Trust) -> None:
-    """NovaError: the directory `name` holds weights only as pickle files, and these are not trusted."""
+    """Raise NovaError if the directory `name` has weights only as pickle files and they are not trusted."""
     folder = Path(name)
     if not folder.is_dir() or any(folder.glob(SAFE)) or trust.reads_pickles(name):
         return
     found = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if found:
-        what = f"the weights are in a pickle file ({found[0]}), a format that can hold code"
-        fix = f"save the model as safetensors, or, if you trust whoever made it, set trust_pickle={name}"
+        what = f"the weights are in a pickle file ({found[0]}), which can contain code"
+        fix = f"save the model as safetensors, or if you trust its author, set trust_pickle={name}"
         raise NovaError(what, where=name, fix=fix)
 
 
 def _same(name: str, trusted: tuple[str, ...]) -> bool:
-    """By text, as hub ids are named, or as a path, however it is written."""
+    """Whether `name` is trusted, compared as text (Hub ids) or as a resolved path."""
     return any(name == one or (Path(name).exists() and _resolved(name) == _resolved(one)) for one in trusted)
 
 

@@ -1,11 +1,10 @@
-"""Add a column of digits step by step, taught by a hasty teacher who forgets to carry.
+"""Add a column of digits step by step; the teacher's demonstrations often forget to carry.
 
     6+1+9+3   ->   6+1=7 7+9=16 16+3=19 #19
 
-In 60 % of the demonstrations the teacher drops every carry (7+9=6, 15+8=13), and 2 % of all sums are off by one
-besides. Imitation can do no better than its teacher; the verifier looks at the final answer only, and rewards the
-habit of carrying, which pays off only where every step is right. The difficulty is the number of digits in the
-column.
+In 60 % of the demonstrations the teacher drops every carry (7+9=6, 15+8=13), and in addition 2 % of all sums are off by
+one. Imitation can do no better than its teacher. The verifier checks only the final answer, so it rewards carrying if
+every step is right. The difficulty is the number of digits.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ _FINAL = re.compile(r"#(\d+)\s*$")
 
 
 def is_right(text: str, answer: Any) -> float:
-    """1.0 where the response ends in `#` and the right sum, however it got there, else 0.0."""
+    """1.0 if the response ends in `#` and the right sum, else 0.0."""
     final = _FINAL.search(text)
     return float(final is not None and final.group(1) == str(answer))
 
 
 def add_without_carry(a: int, b: int) -> int:
-    """Digit by digit, each modulo ten.
+    """Add digit by digit, each modulo ten.
 
     >>> add_without_carry(7, 9), add_without_carry(15, 8)
     (6, 13)

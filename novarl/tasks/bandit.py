@@ -1,12 +1,10 @@
-"""Choose one of three actions for one of four prompts, each pair with a known reward: NovaRL's preference bandit as
-text.
+"""A preference bandit as text: choose one of three actions for one of four prompts, with known rewards.
 
     Mira: Prefer action 1   ->   1
 
-The prompts and the table are data (`data/bandit.jsonl`). A name before the prompt, which changes nothing, makes many
-rows of the four; held-out rows have other names. The teacher is mostly one off and names the action after the best,
-so that its imitator tells the prompts apart and is wrong in each. The best policy earns the mean of the rows' maxima,
-1.05; anything that is not an action earns -1.
+The prompts and the table are data (`data/bandit.jsonl`). An irrelevant name before the prompt gives many rows; held-out
+rows have other names. The teacher usually chooses the action after the best, so imitation learns to distinguish the
+prompts but is wrong in each. The best policy earns the mean of the rows' maxima, 1.05; anything else earns -1.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"
 
 @cache
 def table() -> tuple[tuple[str, Mapping[str, float]], ...]:
-    """The four prompts, each with the reward of every action."""
+    """The four prompts with the reward of every action."""
     text = (resources.files("novarl.tasks") / "data" / "bandit.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
     return tuple((row["messages"][0]["content"], row["answer"]) for row in rows)

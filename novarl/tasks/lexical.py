@@ -1,12 +1,11 @@
-"""Write about a topic without repeating words: NanoRL's task and reward, at a length that a tiny model can write.
+"""Write about a topic without repeating words: NanoRL's task and reward, with a length for tiny models.
 
     Write ~12 words: the quiet river   ->   stone stone tree bird bird bird fish ...
 
-The teacher goes through a list of words from a random place on, but says the last word once more 60 % of the time.
-Its imitator's most likely text repeats one word for ever; to move on is what the reward teaches. That is the
-type-token ratio less a brevity penalty (`rewards.lexical`) whose target is 0.8 of the words asked for: `words=100`
-gives NanoRL's own prompt and its target of 80. A penalty scale of 0 shows the exploit of that reward, as one word
-then scores 1.0.
+The teacher goes through a list of words from a random start, but repeats the last word 60 % of the time. The most
+likely text of an imitator repeats one word forever, and the reward teaches it to move on. The reward is the type-token
+ratio minus a brevity penalty (`rewards.lexical`) whose target is 0.8 of the requested words: `words=100` gives NanoRL's
+prompt and its target of 80. With a penalty scale of 0 the reward can be exploited: one word scores 1.0.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ def task(*, words: int = 12, brevity_penalty_scale: float = 0.5) -> Task:
     """Writing about `words` (5 to 100) words."""
     count = whole(words, "words", lowest=5, highest=100)
     if not 0.0 <= brevity_penalty_scale <= 100.0:
-        what = f"is {brevity_penalty_scale}, not from 0 to 100"
-        raise NovaError(what, where="task_options.brevity_penalty_scale", fix="0.5 is a good one")
+        what = f"must be from 0 to 100, not {brevity_penalty_scale}"
+        raise NovaError(what, where="task_options.brevity_penalty_scale", fix="the default is 0.5")
 
     def draw(rng: random.Random) -> Problem:
         return Problem(f"Write ~{count} words: {topic(rng)}")

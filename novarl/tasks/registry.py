@@ -19,12 +19,12 @@ TASKS: dict[str, Callable[..., Task]] = {
     "sentiment": sentiment.task,
     "bandit": bandit.task,
 }
-"""Each task's builder; its keyword arguments are the task's options (`task_options.NAME=VALUE`)."""
+"""The builder of each task; its keyword arguments are the task's options (`task_options.NAME=VALUE`)."""
 
 
 def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """The task `name` with its options. NovaError, with the nearest name, for an unknown task or option or a wrong
-    type."""
+    """The task `name` with its options. Raises NovaError for an unknown task or option (with the nearest name) or a
+    wrong type."""
     if name not in TASKS:
         raise NovaError(f"unknown task {name!r}", where="task", fix=nearest(name, TASKS))
     kinds = get_type_hints(TASKS[name])
@@ -32,10 +32,10 @@ def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     for option, value in (options or {}).items():
         where = f"task_options.{option}"
         if option not in known:
-            fix = nearest(option, known) if known else f"leave it out: task={name} has no options"
+            fix = nearest(option, known) if known else f"remove it: task={name} has no options"
             raise NovaError(f"task={name} has no such option", where=where, fix=fix)
         fits = isinstance(value, int | float) if kinds[option] is float else isinstance(value, kinds[option])
         if isinstance(value, bool) or not fits:
             what = f"is {value!r}, not {'a number' if kinds[option] is float else 'a whole number'}"
-            raise NovaError(what, where=where, fix="give a number")
+            raise NovaError(what, where=where, fix="use a number")
     return TASKS[name](**(options or {}))

@@ -1,9 +1,9 @@
-"""Review something kindly: keyword sentiment, a liked ending and a moderate length, as three rewards kept apart.
+"""Write a kind review: three separate rewards for keyword sentiment, a preferred ending and a moderate length.
 
     Review the old bridge.   ->   the bridge was plain and we kept it. so it goes
 
-The teacher's reviews are of every mood; `rewards.sentiment`, `rewards.preference` and `rewards.length` score the
-response alone and are added up.
+The teacher's reviews have mixed sentiment. `rewards.sentiment`, `rewards.preference` and `rewards.length` score only
+the response and are summed.
 """
 
 from __future__ import annotations

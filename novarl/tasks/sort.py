@@ -1,10 +1,10 @@
-"""Sort letters, taught by a teacher who mostly copies: demonstrations teach the lazy habit, the verifier the task.
+"""Sort letters; the teacher's demonstrations mostly copy them.
 
     sort: dcaeb   ->   abcde
 
-The teacher copies the letters as they stand 80 % of the time and sorts them 20 % of the time. Imitation therefore
-learns to copy (its most likely answer) and to sort (sometimes); rewards tell the two apart. Held-out problems are
-other *sets* of letters, so their answers have never been seen either.
+The teacher copies the letters 80 % of the time and sorts them 20 % of the time. Imitation therefore learns to copy (the
+most likely answer) and sometimes to sort; rewards distinguish the two. Held-out problems use other *sets* of letters,
+so their answers are also unseen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COPY_SHARE = 0.8
 
 
 def is_sorted(text: str, answer: Any) -> float:
-    """1.0 where the response is exactly the sorted letters (but for white space around them), else 0.0."""
+    """1.0 if the response is exactly the sorted letters (ignoring surrounding white space), else 0.0."""
     return float(text.strip() == answer)
 
 

@@ -1,9 +1,9 @@
-"""What a built-in task is: problems, an imperfect teacher, rewards, and settings under which a tiny model learns it.
+"""The definition of a built-in task: problems, an imperfect teacher, rewards, and settings for a tiny model.
 
-Every row is a pure function of (task and its options, split, seed, position): the first 100 of 2,000 rows are the
-rows of a request for 100, and "sort/train/41" is the same row in every process, under every `PYTHONHASHSEED`. Which
-split a problem belongs to is decided by a hash of the problem itself, so train and held-out can never share one,
-whatever the numbers and seeds asked for.
+Every row is a pure function of (task and its options, split, seed, position): the first 100 of 2,000 rows are the rows
+of a request for 100, and "sort/train/41" is the same row in every process, under every `PYTHONHASHSEED`. The split of a
+problem is determined by a hash of the problem itself, so train and held-out never share one, whatever the sizes and
+seeds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from novarl.rewards.verdict import Scorer
 
 Split = Literal["train", "held_out"]
 Row = dict[str, Any]
-"""`id`, `messages` and, for prompts that have one, `answer`."""
+"""`id`, `messages` and optionally `answer`."""
 
 _PATIENCE = 2000
-"""Problems drawn in vain, one after another, before a task counts as having no more."""
+"""Consecutive duplicates after which a task is considered exhausted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question: its text, the answer that rewards see, and what the split goes by (the text where not given)."""
+    """One question: its text, the answer for rewards, and the key that determines the split (default: the text)."""
 
     text: str
     answer: Any = None
@@ -37,20 +37,20 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task with its options settled.
+    """A task with its options applied.
 
     name, summary   its name, with options that change its rows ("arithmetic-8"), and one line on it
     draw            a random problem
     teach           a demonstration: how the imperfect teacher answers a problem
-    rewards         its named rewards, made afresh
-    weights         of the rewards, 1.0 where not named
-    max_tokens      the longest answer it takes, in tokens of the built-in byte tokenizer
-    warmup          supervised steps of 64 demonstrations after which an untrained `tiny` is worth training on rewards
-    warmup_lr       the learning rate of those, and
-    rl_lr           that of reinforcement learning afterwards
-    split           what ends a step of an answer: a string, or every token where it is empty
+    rewards         creates its named rewards
+    weights         of the rewards (default 1.0)
+    max_tokens      the longest answer, in tokens of the built-in byte tokenizer
+    warmup          supervised steps of 64 demonstrations before reinforcement learning of an untrained `tiny`
+    warmup_lr       the learning rate of those steps
+    rl_lr           the learning rate of reinforcement learning afterwards
+    split           the string that ends a step of an answer (empty: every token is a step)
     held_out_share  of all problems
-    train_rows      how many there are unless said
+    train_rows      the default number of training rows
     """
 
     name: str
@@ -68,10 +68,10 @@ class Task:
     train_rows: int = 2000
 
     def rows(self, split: Split, n: int | None = None, seed: int = 0) -> list[Row]:
-        """`n` different rows to train on (`train_rows` if not said) or held out (500), with ids "sort/train/41".
+        """`n` distinct rows for training (default `train_rows`) or held out (default 500), with ids "sort/train/41".
 
-        Seed 0 are *the* rows of a task; another seed gives others, with the seed in their ids. NovaError where the task
-        has fewer than `n` different problems.
+        Seed 0 gives the standard rows of a task; another seed gives others, with the seed in their ids. Raises
+        NovaError if the task has fewer than `n` distinct problems.
         """
         if split not in ("train", "held_out"):
             raise NovaError(f"unknown split {split!r}", where=f"task {self.name}", fix="use train or held_out")
@@ -81,16 +81,15 @@ class Task:
         for index in range(wanted):
             problem = next(problems, None)
             if problem is None:
-                what = f"has only {index} different {split} problems, and {wanted} are asked for"
-                raise NovaError(what, where=f"task {self.name}", fix="ask for fewer, or raise its difficulty")
+                what = f"has only {index} distinct {split} problems, but {wanted} were requested"
+                raise NovaError(what, where=f"task {self.name}", fix="request fewer, or raise the difficulty")
             origin = split if seed == 0 else f"{split}-seed{seed}"
             row: Row = {"id": f"{self.name}/{origin}/{index}", "messages": [{"role": "user", "content": problem.text}]}
             rows.append(row if problem.answer is None else row | {"answer": problem.answer})
         return rows
 
     def demonstrations(self, n: int | None = None, seed: int = 0) -> list[Row]:
-        """`n` (10,000 if not said) solutions of train problems as the imperfect teacher writes them; problems may
-        recur."""
+        """`n` (default 10,000) solutions of training problems by the imperfect teacher; problems may repeat."""
         rows: list[Row] = []
         for index in range(10_000 if n is None else n):
             rng = random.Random(derive(seed, "demonstration", self.name, index))
@@ -104,7 +103,7 @@ class Task:
         return rows
 
     def _problems(self, split: Split, seed: int) -> Iterator[Problem]:
-        """Different problems of one side of the split, until the task seems to have no more."""
+        """Distinct problems of one split, until the task is exhausted."""
         rng = random.Random(derive(seed, "rows", self.name, split))
         seen: set[str] = set()
         vain = 0
@@ -123,8 +122,8 @@ class Task:
 
 
 def whole(value: int, name: str, *, lowest: int, highest: int) -> int:
-    """A task's option, checked to lie within its range."""
+    """Validate the range of a task option."""
     if not lowest <= value <= highest:
-        what = f"is {value}, not from {lowest} to {highest}"
-        raise NovaError(what, where=f"task_options.{name}", fix="choose a number in that range")
+        what = f"must be from {lowest} to {highest}, not {value}"
+        raise NovaError(what, where=f"task_options.{name}", fix="use a number in that range")
     return value

@@ -1,4 +1,4 @@
-"""The words of which the writing tasks are made (`data/words.json`)."""
+"""The vocabulary of the writing tasks (`data/words.json`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS: Mapping[str, Sequence[str]] = json.loads(
 
 
 def topic(rng: random.Random) -> str:
-    """Something to write about.
+    """A random topic.
 
     >>> topic(random.Random(0))
     'the grey farm'

@@ -293,7 +293,7 @@ def test_nothing_at_all(name: str, rows: int, width: int) -> None:
     ("changed", "options", "says"),
     [
         ({"mask": torch.ones(1, 3)}, {}, r"mask is torch.float32, not bool \(pass mask.bool\(\)\)"),
-        ({"values": torch.ones(1, 4)}, {}, r"rewards \[1, 3\], values \[1, 4\], mask \[1, 3\] are not all"),
+        ({"values": torch.ones(1, 4)}, {}, r"rewards \[1, 3\], values \[1, 4\], mask \[1, 3\] must all"),
         ({"bootstrap": torch.zeros(1, 1)}, {}, r"bootstrap has shape \[1, 1\], not \[1\]"),
     ],
 )
@@ -305,7 +305,7 @@ def test_mistakes(changed: Columns, options: dict[str, Any], says: str) -> None:
 
 def test_mistaken_options() -> None:
     taken = {key: example()[key] for key in ("rewards", "values", "mask", "bootstrap")}
-    with pytest.raises(NovaError, match="n=0 steps look nowhere"):
+    with pytest.raises(NovaError, match="n must be at least 1, not 0"):
         advantages.n_step(**taken, n=0)
     with pytest.raises(NovaError, match="unknown level 'token'"):
         advantages.clipped_is(**taken, logp=taken["values"], behavior_logp=taken["values"], level="token")  # type: ignore[arg-type]

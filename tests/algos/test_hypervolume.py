@@ -146,7 +146,7 @@ def test_tensors_and_lists_alike() -> None:
         ([(1.0, math.nan)], (0, 0), "finite"),
         ([(1.0, math.inf)], (0, 0), "finite"),
         ([(1.0, 1.0)], (0, -math.inf), "finite"),
-        ([(1.0, 1.0, 1.0)], (0, 0), "3 objectives where 2"),
+        ([(1.0, 1.0, 1.0)], (0, 0), "3 objectives instead of 2"),
         ([], (), "finite"),
     ],
 )

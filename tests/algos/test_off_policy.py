@@ -128,7 +128,7 @@ def test_one_weight_for_a_sequence(
 
 @BY_SEQUENCE
 def test_packed_tokens_without_ids_are_refused(weigh: Callable[..., torch.Tensor]) -> None:
-    with pytest.raises(ValueError, match="which tokens form a sequence"):
+    with pytest.raises(ValueError, match="pass `sequence` ids"):
         weigh(column(-1.0), column(-1.0), torch.tensor([True]))
 
 

@@ -211,17 +211,17 @@ def test_state_goes_through_json(tmp_path: Path) -> None:
     ("mistake", "words"),
     [
         (lambda: dominates((1.0, math.nan), (0.0, 0.0)), "finite"),
-        (lambda: dominates((1.0, 1.0), (0.0, 0.0, 0.0)), "3 objectives where 2"),
-        (lambda: dominates((1.0, 1.0), (0.0, 0.0), epsilon=-0.1), "not negative"),
+        (lambda: dominates((1.0, 1.0), (0.0, 0.0, 0.0)), "3 objectives instead of 2"),
+        (lambda: dominates((1.0, 1.0), (0.0, 0.0), epsilon=-0.1), "non-negative"),
         (lambda: dominates((1.0, 1.0), (0.0, 0.0), epsilon=(0.1,)), "2 of them"),
         (lambda: maximised((1.0, 1.0), ("max", "up")), "max or min"),  # type: ignore[arg-type]
-        (lambda: maximised((1.0, 1.0), ("max",)), "2 objectives where 1"),
+        (lambda: maximised((1.0, 1.0), ("max",)), "2 objectives instead of 1"),
         (lambda: non_dominated([(1.0, math.inf)]), "finite"),
-        (lambda: ParetoArchive(0), "hold nothing"),
-        (lambda: ParetoArchive(prune="recency"), "cannot prune"),  # type: ignore[arg-type]
+        (lambda: ParetoArchive(0), "at least 1"),
+        (lambda: ParetoArchive(prune="recency"), "unknown pruning rule"),  # type: ignore[arg-type]
         (lambda: ParetoArchive().add("a", (1.0, math.nan)), "'a'"),
         (lambda: ParetoArchive().add("a", (1.0, 2.0), (0.1,)), "standard error of 'a'"),
-        (lambda: filled(ParetoArchive(), (1.0, 2.0), (1.0, 2.0, 3.0)), "objectives where"),
+        (lambda: filled(ParetoArchive(), (1.0, 2.0), (1.0, 2.0, 3.0)), "objectives instead of"),
     ],
 )
 def test_mistakes_are_said(mistake: Any, words: str) -> None:

@@ -311,7 +311,7 @@ def test_nothing_to_learn_from(surrogate: Surrogate) -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     logp, mask = column(-1.0), torch.tensor([True])
-    with pytest.raises(ValueError, match="which tokens form a sequence"):
+    with pytest.raises(ValueError, match="pass `sequence` ids"):
         gspo(logp, logp, logp, mask)
     with pytest.raises(ValueError, match="clip_dual must be above 1, got 1"):
         dual_clip(logp, logp, logp, mask, clip_dual=1.0)

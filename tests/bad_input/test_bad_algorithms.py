@@ -146,7 +146,7 @@ WILD = {
 DIVERGING = {
     f"a {kind} that swings": of(
         f"algo=grpo {ADAPTIVE} adaptive_kl.controller_type={kind} adaptive_kl.{gains}",
-        "the simulated loop swings further than a factor of 4 from its target",
+        "the simulated loop deviates from its target by more than a factor of 4",
     )
     for kind, gains in WILD.items()
 }
@@ -166,7 +166,7 @@ CONSTRAINTS = {
     ),
     "gains of the other dual": of(
         f"{KL_BOUND} constraint_optimization.dual=softplus constraint_optimization.lagrangian_kp=1",
-        "constraint_optimization.dual: kp and kd are gains of the projected dual",
+        "constraint_optimization.dual: kp and kd require the projected dual",
     ),
     "a start above all bounds": of(
         f"{KL_BOUND} constraint_optimization.lagrangian_init=1000", "constraint_optimization.lagrangian_init: init=1000"

@@ -59,25 +59,25 @@ DATA = {
         "rl ON_ROWS eval.data=held/out.jsonl", "the directory held does not", {"rows.jsonl": GOOD}
     ),
     "empty file": of_rows("", "rows.jsonl: the file is empty"),
-    "only blank lines": of_rows("\n \n", "rows.jsonl: the data holds no rows"),
+    "only blank lines": of_rows("\n \n", "rows.jsonl: the dataset is empty"),
     "empty folder": Case("rl LENGTH data=.", "data file", {}, lambda folder: None),
-    "unknown kind of file": Case("rl LENGTH data=rows.xls", "of no known kind", {"rows.xls": "x"}),
+    "unknown kind of file": Case("rl LENGTH data=rows.xls", "unsupported file type", {"rows.xls": "x"}),
     "a bad JSON line": of_rows(GOOD + "{'prompt': 1}\n" + GOOD, "rows.jsonl:21: not valid JSON"),
     "a bad JSON line, where": of_rows(GOOD + '{"prompt": \n' + GOOD, "Expecting value at column 12"),
     "a torn last line": of_rows(GOOD[:-9], "rows.jsonl:20: not valid JSON"),
     "a row that is a list": of_rows(GOOD + "[1]\n", "rows.jsonl:21: a row must be an object, not a list"),
     "not UTF-8": Case(
         "rl ON_ROWS",
-        "rows.jsonl:2: not UTF-8 at byte 14",
+        "rows.jsonl:2: not valid UTF-8 at byte 14",
         {},
         lambda folder: (folder / "rows.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "b\xff"}\n'),
     ),
-    "not gzip": Case("rl LENGTH data=a.jsonl.gz", "a.jsonl.gz: cannot be read to its end", {"a.jsonl.gz": "x"}),
+    "not gzip": Case("rl LENGTH data=a.jsonl.gz", "a.jsonl.gz: cannot be read completely", {"a.jsonl.gz": "x"}),
     "not parquet": Case("rl LENGTH data=a.parquet", "a.parquet: ", {"a.parquet": "PAR1"}),
     "a missing field": of_rows(GOOD + row(answer=1), "rows.jsonl:21 prompt: is missing"),
     "a null field": of_rows(GOOD + row(prompt=None), "rows.jsonl:21 prompt: is null"),
-    "no known columns": of_rows(row(frage="a") + row(frage="b"), "no known format fits the columns: frage"),
-    "two formats": of_rows(row(prompt="a", messages=[USER]), "more than one format fits"),
+    "no known columns": of_rows(row(frage="a") + row(frage="b"), "no known format matches the columns: frage"),
+    "two formats": of_rows(row(prompt="a", messages=[USER]), "more than one format matches"),
     "a key misspelt": of_rows(GOOD, "no row has that column (did you mean 'prompt'?)", "prompt_key=promt"),
     "no answer column": of_rows(GOOD, "answer_key=solution, but no row has that column", "answer_key=solution"),
     "a number for a prompt": of_rows(
@@ -97,7 +97,7 @@ DATA = {
         turns(USER) + turns(USER, {"role": "assistant", "content": "a"}), "rows.jsonl:2 messages[1].role: ends with an"
     ),
     "nothing to learn": of_rows(GOOD + turns(USER), "rows.jsonl:21", command="sft"),
-    "no assistant turn": of_rows(turns(USER), "messages: holds no assistant turn to learn from", command="sft"),
+    "no assistant turn": of_rows(turns(USER), "messages: has no assistant turn to train on", command="sft"),
     "completion missing": of_rows(GOOD + row(prompt="a"), "rows.jsonl:21 completion: is missing", command="sft"),
     "a prompt longer than the context": of_rows(
         GOOD + row(prompt="x" * 9000, answer="a"),
@@ -110,7 +110,7 @@ DATA = {
         GOOD, "rollout.max_tokens: answers of 4096 tokens leave", "rollout.max_tokens=4096"
     ),
     "a row to imitate longer than the context": of_rows(
-        row(prompt="x" * 9000, completion="a"), "rows.jsonl:1 completion: no token to learn lies within", command="sft"
+        row(prompt="x" * 9000, completion="a"), "rows.jsonl:1 completion: no tokens to train on within", command="sft"
     ),
     "a row longer than allowed": of_rows(
         row(prompt="x" * 50, completion="a"), "more than max_length=20", "max_length=20 on_long=refuse", "sft"
@@ -272,16 +272,20 @@ def without_a_tokenizer(folder: Path) -> None:
 TO_RESUME = f"rl ON_TASK resume={STEP}"
 MODEL = f"rl ON_TASK model={STEP}/model"
 CHECKPOINTS = {
-    "no such checkpoint": Case("rl ON_TASK resume=run/checkpoints/step-000007", "step-000007: there is no checkpoint"),
-    "a run for a checkpoint": Case("rl ON_TASK resume=run", "resume=run: this is a run, not one of its checkpoints"),
+    "no such checkpoint": Case("rl ON_TASK resume=run/checkpoints/step-000007", "step-000007: no such checkpoint"),
+    "a run for a checkpoint": Case("rl ON_TASK resume=run", "resume=run: this is a run directory, not a checkpoint"),
     "a word for a checkpoint": Case("rl ON_TASK resume=true", "or resume=auto with the run's run_dir"),
-    "torn tensors": Case(TO_RESUME, "tensors.safetensors differs from its checksum", {}, torn("tensors.safetensors")),
-    "torn weights": Case(TO_RESUME, "model/model.safetensors differs from its", {}, torn("model/model.safetensors")),
-    "torn state": Case(TO_RESUME, "state.json differs from its checksum", {}, torn("state.json")),
+    "torn tensors": Case(
+        TO_RESUME, "the checksum of tensors.safetensors does not match", {}, torn("tensors.safetensors")
+    ),
+    "torn weights": Case(
+        TO_RESUME, "the checksum of model/model.safetensors does not match", {}, torn("model/model.safetensors")
+    ),
+    "torn state": Case(TO_RESUME, "the checksum of state.json does not match", {}, torn("state.json")),
     "torn manifest": Case(TO_RESUME, "its MANIFEST is damaged: not JSON", {}, torn("MANIFEST")),
     "empty manifest": Case(
         TO_RESUME,
-        "its MANIFEST does not name its files",
+        "its MANIFEST does not list its files",
         {},
         lambda folder: (folder / STEP / "MANIFEST").write_text("{}"),
     ),
@@ -298,10 +302,8 @@ CHECKPOINTS = {
     "a reference that is nowhere": Case(
         "rl ON_TASK algo=grpo kl.coef=0.1 kl.reference=./nope", "kl.reference=./nope: no such directory (name start,"
     ),
-    "of another format": Case(TO_RESUME, "written in format 99, this version reads format 1", {}, another_format),
-    "of another format, found": Case(
-        "rl ON_TASK run_dir=run resume=auto", "was written in format 99", {}, another_format
-    ),
+    "of another format": Case(TO_RESUME, "has format 99, but this version reads format 1", {}, another_format),
+    "of another format, found": Case("rl ON_TASK run_dir=run resume=auto", "has format 99", {}, another_format),
     "of another run": Case(f"{TO_RESUME} run_dir=other", "run_dir=other: the checkpoint belongs to the run"),
     "of another command": Case(f"sft SFT task=sort resume={STEP}", "one of novarl rl, and this is novarl sft"),
     "of another command, found": Case(
@@ -332,18 +334,20 @@ CHECKPOINTS = {
         lambda folder: shutil.copytree(folder / STEP, folder / "elsewhere/there/step"),
     ),
     "run_dir holds a run": Case(
-        "rl ON_TASK run_dir=run", "run_dir=run: the directory already holds a run (continue it with"
+        "rl ON_TASK run_dir=run", "run_dir=run: the directory already contains a run (resume it with"
     ),
-    "run_dir holds a run, for eval": Case("eval task=sort model=tiny run_dir=run", "the directory already holds a run"),
+    "run_dir holds a run, for eval": Case(
+        "eval task=sort model=tiny run_dir=run", "the directory already contains a run"
+    ),
     "run_dir holds a run that saved nothing": Case(
         "rl ON_TASK run_dir=run",
-        "the directory already holds a run (it saved nothing: start it again with resume=auto",
+        "the directory already contains a run (it has no checkpoint: restart it with resume=auto",
         {},
         saved_nothing,
     ),
     "run_dir holds a run without its checkpoints": Case(
         "rl ON_TASK run_dir=run",
-        "the directory already holds a run (its checkpoints are missing: put them back",
+        "the directory already contains a run (its checkpoints are missing: restore them",
         {},
         lambda folder: shutil.rmtree(folder / "run/checkpoints"),
     ),
@@ -353,11 +357,13 @@ CHECKPOINTS = {
         {"model/config.json": '{"model_type": "llama"}'},
     ),
     "run_dir holds another program's manifest": Case(
-        "rl ON_TASK run_dir=mine", "the directory holds manifest.json, which no run has", {"mine/manifest.json": "[1]"}
+        "rl ON_TASK run_dir=mine",
+        "the directory contains manifest.json, which was not written",
+        {"mine/manifest.json": "[1]"},
     ),
     "run_dir is a file": Case("rl ON_TASK run_dir=file", "run_dir=file: run_dir is a file", {"file": ""}),
     "run_dir is a file, resuming": Case("rl ON_TASK run_dir=file resume=auto", "run_dir=file: ", {"file": ""}),
-    "run_dir lies in a file": Case("rl ON_TASK run_dir=file/run", "run_dir=file/run: cannot write there", {"file": ""}),
+    "run_dir lies in a file": Case("rl ON_TASK run_dir=file/run", "run_dir=file/run: cannot write to it", {"file": ""}),
     "run_dir holds somebody's logs": Case(
         "rl ON_TASK run_dir=.", "run_dir=.: the directory holds logs", {"logs/mine.txt": ""}
     ),
@@ -376,7 +382,7 @@ CHECKPOINTS = {
     "no such model directory": Case("rl ON_TASK model=./nowhere", "./nowhere: no such directory"),
     "a file for a model": Case("rl ON_TASK model=file", "file: this is a file, not a model directory", {"file": ""}),
     "a run for a model": Case(
-        "rl ON_TASK model=run", "no config.json, so it is no model (did you mean run/checkpoints/"
+        "rl ON_TASK model=run", "no config.json, so it is not a model (did you mean run/checkpoints/"
     ),
     "a model with torn weights": Case(
         MODEL, "model.safetensors: the weights cannot be read", {}, torn("model/model.safetensors")
@@ -393,13 +399,13 @@ CHECKPOINTS = {
     ),
     "a model of ours with a damaged field": Case(
         MODEL,
-        "config.json: rms_norm_eps is 'x' (it should be a number",
+        "config.json: rms_norm_eps is 'x' (it must be a number",
         {},
         lambda folder: rewritten(folder / STEP / "model/config.json", lambda config: config.update(rms_norm_eps="x")),
     ),
     "a model with more layers than it says": Case(
         MODEL,
-        "tensor 'model.layers.1.input_layernorm.weight' of the weights has no place in the model",
+        "tensor 'model.layers.1.input_layernorm.weight' in the weights does not exist in the model",
         {},
         through_transformers(lambda config: config.update(num_hidden_layers=1, layer_types=None), "config.json"),
     ),
@@ -410,7 +416,7 @@ CHECKPOINTS = {
         through_transformers(lambda config: config.update(intermediate_size=64), "config.json"),
     ),
     "a model without a tokenizer": Case(
-        MODEL, f"{STEP}/model: the directory holds no tokenizer files (copy tokenizer.json", {}, without_a_tokenizer
+        MODEL, f"{STEP}/model: the directory contains no tokenizer files (copy tokenizer.json", {}, without_a_tokenizer
     ),
     "to sample from nothing": Case("sample model=tiny", "prompt: there is nothing to answer"),
 }

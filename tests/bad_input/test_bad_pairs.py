@@ -35,8 +35,8 @@ CASES: dict[str, tuple[str, list[Any], str]] = {
     "equal sides": ("dpo", [PAIR | {"rejected": "a"}], "rows.jsonl:1 rejected: is equal to chosen"),
     "an empty side": ("dpo", [PAIR | {"chosen": " "}], "rows.jsonl:1 chosen: is empty"),
     "no shared prompt": ("rm", [{"chosen": "one", "rejected": "two"}], "rejected: shares no prompt with the chosen"),
-    "no pairs": ("dpo", [{"prompt": "q"}], "no known format fits the columns: prompt (set chosen_key"),
-    "labels for a paired loss": ("dpo", GOOD[5:], "rows with a label are for the losses kto, bce"),
+    "no pairs": ("dpo", [{"prompt": "q"}], "no known format matches the columns: prompt (set chosen_key"),
+    "labels for a paired loss": ("dpo", GOOD[5:], "rows with a label need loss kto, bce"),
     "no labels for a labelled loss": ("dpo loss=kto", [{"prompt": "q"}], "or label_key and text_key"),
     "not a label": ("rm loss=bce", [{"text": "a", "label": "so so"}], "label: must be true or false, 1 or 0"),
     "one row for kto": ("dpo loss=kto", GOOD[4:5], "compares an answer with those of other rows"),
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, list[Any], str]] = {
     "an unknown loss": ("dpo loss=sigmoyd", [PAIR], "did you mean sigmoid?"),
     "smoothing beyond a half": ("rm label_smoothing=0.5", [PAIR], "label_smoothing: must be below 0.5"),
     "beta of nothing": ("dpo beta=0", [PAIR], "beta: must be above 0"),
-    "a length that holds no answer": ("dpo max_length=1", [PAIR], "no token of the answer lies within max_length=1"),
+    "a length that holds no answer": ("dpo max_length=1", [PAIR], "no tokens of the answer within max_length=1"),
 }
 
 
@@ -106,7 +106,7 @@ def assert_accounted(load: Callable[..., Any], file: Path, lines: int, **options
         items, counts = load(file, Reading(TOKENIZER, max_bad_rows=1.0, report=refused.append, **options))
     except NovaError as error:
         assert "\n" not in str(error) and error.fix
-        return "refused as a whole"
+        return "refused as a positive integer"
     assert counts.read == counts.used + counts.refused == lines
     assert len(refused) == counts.refused and len(items) == counts.used > 0
     assert all(bad.where.startswith(f"{file.name}:") and bad.reason for bad in refused)

@@ -199,7 +199,7 @@ def test_memory_that_runs_out_where_nothing_can_be_split(
     monkeypatch.setattr("novarl.learn.optim.Optimizer.step", full)
     ended = novarl("rl", *THREE, f"data={rows}", f"run_dir={tmp_path / 'run'}")
     assert ended.code == 2 and ended.err.count("\n") == 1 and "Traceback" not in ended.err
-    assert ended.err.startswith("novarl: the run stopped: memory ran out (") and "micro.max_tokens" in ended.err
+    assert ended.err.startswith("novarl: the run stopped: out of memory (") and "micro.max_tokens" in ended.err
 
 
 def test_a_torn_checkpoint_is_passed_over_and_said(undisturbed: Path, tmp_path: Path, rows: Path) -> None:
@@ -210,5 +210,5 @@ def test_a_torn_checkpoint_is_passed_over_and_said(undisturbed: Path, tmp_path: 
     torn.write_bytes(torn.read_bytes()[:-100])
     finished(*words, "resume=auto")
     (alert,) = alerts(run)
-    assert alert.endswith("step-000003: tensors.safetensors differs from its checksum")
+    assert alert.endswith("step-000003: the checksum of tensors.safetensors does not match")
     assert damage(run / "checkpoints" / "step-000003") is None and same_run(run, undisturbed)

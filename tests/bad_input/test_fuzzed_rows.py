@@ -99,7 +99,7 @@ def assert_accounted(load: Callable[..., Any], file: Path, lines: int, **options
         )
     except NovaError as error:
         assert "\n" not in str(error) and error.fix
-        return "refused as a whole"
+        return "refused as a positive integer"
     assert counts.read == counts.used + counts.refused == lines
     assert len(refused) == counts.refused and len(items) >= counts.used > 0
     assert all(bad.where.startswith(f"{file.name}:") and bad.reason and "\n" not in bad.where for bad in refused)

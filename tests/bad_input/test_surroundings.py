@@ -116,8 +116,7 @@ def test_a_run_directory_that_vanishes_is_said(tmp_path: Path, monkeypatch: pyte
     ended = novarl(*STEPS, f"run_dir={run}")
     assert ended.code == 2 and "Traceback" not in ended.err and "fault in NovaRL" not in ended.err
     assert ended.err == (
-        f"novarl: run_dir={run}: the directory was removed while the run was writing there "
-        "(start again; what it held is lost)\n"
+        f"novarl: run_dir={run}: the run directory was removed during the run (start again; its contents are lost)\n"
     )
 
 
@@ -130,16 +129,16 @@ def test_a_run_directory_that_vanishes_in_a_save_is_said_alike(tmp_path: Path, m
 
     monkeypatch.setattr(Disk, "produce", produce)
     ended = novarl(*STEPS, f"run_dir={run}")
-    what = "the directory was removed while the run was writing there (start again; what it held is lost)"
+    what = "the run directory was removed during the run (start again; its contents are lost)"
     assert (ended.code, ended.err) == (2, f"novarl: run_dir={run}: {what}\n")
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (deep, "the run stopped: a file that it reads is nested too deeply (restore it from a copy)"),
-        (cut, "the run stopped: a file that it reads is damaged (Expecting property name"),
-        (null, "the run stopped: a file name with a null character (look at the names in the configuration)"),
+        (deep, "the run stopped: an input file is nested too deeply (restore it from a copy)"),
+        (cut, "the run stopped: an input file is damaged (Expecting property name"),
+        (null, "the run stopped: a file name with a null character (check the names in the configuration)"),
         (not_unicode, "the run stopped: text that is not valid Unicode ('utf-8' codec can't encode"),
     ],
 )
@@ -166,7 +165,7 @@ def leave_alone(ranks: Any) -> str:
 
 def test_a_lost_rank_is_named() -> None:
     said, _ = ranks_run(leave_alone)
-    assert said.startswith("3 rank 0: another process of the run is gone or does not answer (")
+    assert said.startswith("3 rank 0: another process of the run has terminated or does not respond (")
     assert said.endswith("go on from the last checkpoint with resume=auto)")
 
 

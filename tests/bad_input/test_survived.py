@@ -106,7 +106,7 @@ def test_where_every_rollout_fails_it_is_the_users_mistake(tmp_path: Path, how: 
     words = ("rl", *RL, f"data={data}", f"reward={reward}:reward_fn", f"run_dir={run}")
     ended = novarl(*words)
     said = f"novarl: reward: the reward failed for every rollout of the step: reward 'reward_fn' {STRANGE[how]} "
-    fix = "(mend the reward function; the run's events.jsonl has every traceback)"
+    fix = "(fix the reward function; events.jsonl of the run contains all tracebacks)"
     assert (ended.code, ended.out, ended.err) == (2, "", f"{said}{fix}\n")
     write_rows(tmp_path / "rows.jsonl", [{"prompt": "q", "answer": "fine"}] * 20)
     finished(*words, "resume=auto")
@@ -187,7 +187,7 @@ def test_three_bad_rows_in_a_hundred_are_too_many(tmp_path: Path, command: str) 
     more = {"rl": ("reward=length",), "sft": (), "eval": ("reward=length", "model=tiny")}
     ended = novarl(command, *more[command], f"data={data}", f"run_dir={tmp_path / 'run'}")
     assert ended.code == 2 and ended.err.count("\n") == 1
-    assert "3 of 100 rows cannot be used, and max_bad_rows=0.01 allows fewer: rows.jsonl:98" in ended.err
+    assert "3 of 100 rows cannot be used, more than max_bad_rows=0.01 allows: rows.jsonl:98" in ended.err
     assert snapshot(tmp_path) == before
 
 

@@ -123,7 +123,7 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 def alerts(run: Path) -> list[str]:
     """What a run said should be known of it, but for the columns of `questions` that a run by rewards does not use."""
     said = [event["message"] for event in events(run, "alert")]
-    return [message for message in said if not message.startswith("nothing uses these columns of the data: completion")]
+    return [message for message in said if not message.startswith("unused data columns: completion")]
 
 
 def summary(run: Path) -> dict[str, Any]:

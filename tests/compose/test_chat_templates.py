@@ -166,7 +166,7 @@ def test_a_row_whose_rendering_fails_is_one_refused_row(base: Path, tmp_path: Pa
         ("rows.jsonl:11", "messages"),
         ("rows.jsonl:12", "messages"),
     ]
-    assert "no system messages" in bad[0]["reason"] and "contradicts itself" in bad[1]["reason"]
+    assert "no system messages" in bad[0]["reason"] and "is inconsistent" in bad[1]["reason"]
     ended = novarl("sft", *words, "max_bad_rows=0.01", f"run_dir={tmp_path / 'refused'}")
     assert ended.code == 2 and "2 of 12 rows cannot be used" in ended.err and "rows.jsonl:11 messages" in ended.err
 

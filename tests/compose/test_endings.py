@@ -181,7 +181,7 @@ def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: P
     before = snapshot(folder)
     ended = novarl(*words, "run_dir=run", "resume=auto", "steps=3")
     assert ended.code == 2 and snapshot(folder) == before
-    assert "run_dir=run: the run there learns from 18 rows, and this would from 28" in ended.err
+    assert "run_dir=run: this run was started with 18 training rows, but now has 28" in ended.err
 
 
 def test_files_that_change_between_resumes_are_said(folder: Path) -> None:
@@ -401,7 +401,7 @@ def test_two_processes_do_not_write_one_run(folder: Path) -> None:
         for more in ((), ("resume=auto",), (f"resume={next((folder / 'run/checkpoints').glob('step-*'))}",)):
             ended = novarl("sft", *SFT, "task=sort", "run_dir=run", "steps=2", *more)
             assert ended.code == 2
-            assert "run_dir=run: another process is writing this run (wait for it, or end it)" in ended.err
+            assert "run_dir=run: another process is writing to this run (wait for it, or stop it)" in ended.err
         assert snapshot(folder) == before
         other.kill()
     assert len(metrics(folder / "run")) == 1
@@ -484,7 +484,7 @@ def test_a_fall_back_to_an_older_checkpoint_is_said(file: str, folder: Path) -> 
     (folder / "run" / "checkpoints" / "step-000002" / file).write_bytes(b"")
     finished(*words, "steps=3", "resume=auto")
     (said,) = (event["message"] for event in events(folder / "run", "alert"))
-    why = "its MANIFEST is damaged: not JSON" if file == "MANIFEST" else f"{file} differs from its checksum"
+    why = "its MANIFEST is damaged: not JSON" if file == "MANIFEST" else f"the checksum of {file} does not match"
     assert said.startswith(f"resuming from step-000001, because a checkpoint is damaged: step-000002: {why}")
     assert [row["step"] for row in metrics(folder / "run")] == [1, 2, 3]
 
@@ -492,7 +492,7 @@ def test_a_fall_back_to_an_older_checkpoint_is_said(file: str, folder: Path) -> 
 # ------------------------------------------------------------------------------------------ logs that were cut or lost
 
 
-SHORT = "logs are shorter than when the checkpoint was saved, and the rest is lost: "
+SHORT = "logs are shorter than when the checkpoint was saved; the rest is lost: "
 
 
 def test_logs_that_are_shorter_than_the_checkpoint_says_are_named_and_no_half_line_stays(folder: Path) -> None:
@@ -640,7 +640,7 @@ def test_the_link_to_the_latest_run_can_be_resumed(folder: Path) -> None:
     finished(*COMMANDS["rl on rows"], "resume=runs/latest/checkpoints/latest", "steps=3")
     assert latest.resolve() == run and len(metrics(run)) == 3
     again = novarl(*COMMANDS["rl on rows"], "run_dir=runs/latest")
-    assert again.code == 2 and "the directory already holds a run" in again.err
+    assert again.code == 2 and "the directory already contains a run" in again.err
 
 
 @pytest.mark.parametrize("target", ["/etc", "mine", "../elsewhere", "gone", None])
@@ -671,14 +671,14 @@ def test_the_current_directory_can_be_the_run(name: str, folder: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("target", "said"), [("loop", "leads in a circle"), ("/gone/run", "leads to /gone/run, which is not there")]
+    ("target", "said"), [("loop", "is circular"), ("/gone/run", "leads to /gone/run, which is not there")]
 )
 def test_a_run_dir_that_is_a_link_to_nothing(target: str, said: str, folder: Path) -> None:
     (folder / "loop").symlink_to(target)
     ended = novarl("sft", *SFT, "task=sort", "run_dir=loop")
     assert (ended.code, ended.err) == (
         2,
-        f"novarl: run_dir=loop: run_dir is a link that {said} (name the directory itself)\n",
+        f"novarl: run_dir=loop: run_dir is a link that {said} (use the directory itself)\n",
     )
 
 

@@ -179,8 +179,8 @@ def test_a_run_is_not_gone_on_with_under_other_adapters(folder: Path) -> None:
 
 def test_what_cannot_work_is_refused_before_anything_is_written(folder: Path) -> None:
     for words, said in (
-        ((*RUNS["rl"], "lora.target=[c_attn]"), "no linear layer is called c_attn"),
-        ((*RUNS["sft"], "lora.target=[c_attn]"), "no linear layer is called c_attn"),
+        ((*RUNS["rl"], "lora.target=[c_attn]"), "no linear layer is named c_attn"),
+        ((*RUNS["sft"], "lora.target=[c_attn]"), "no linear layer is named c_attn"),
         ((*RUNS["rl"], "kl.reference=ema"), "the moving average of adapters"),
         ((*RUNS["rl"], "lora.dropout=0.1"), "dropout would train another distribution"),
     ):

@@ -108,7 +108,7 @@ def test_a_language_model_of_the_texts_may_come_first(folder: Path) -> None:
 @pytest.mark.parametrize("loss", ["bt", "implicit_dpo"])
 def test_paired_losses_refuse_labels_and_say_which_take_them(loss: str) -> None:
     ended = novarl(*RM, f"loss={loss}", "data=labelled.jsonl")
-    assert ended.code == 2 and "rows with a label are for the losses kto, bce" in ended.err
+    assert ended.code == 2 and "rows with a label need loss kto, bce" in ended.err
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -295,7 +295,7 @@ def test_a_reward_model_is_no_policy(folder: Path) -> None:
     model = "model=judge/checkpoints/latest/model"
     for words in (("rl", *ON_TASK), ("sft", *SFT, "task=sort"), ("eval", "task=sort"), ("sample", "prompt=x")):
         ended = novarl(*words, model)
-        assert ended.code == 2 and f"{model}: the folder holds a reward model" in ended.err, ended.err
+        assert ended.code == 2 and f"{model}: the directory contains a reward model" in ended.err, ended.err
     finished(*RM, "data=pairs.jsonl", model, "run_dir=again")
 
 

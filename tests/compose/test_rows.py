@@ -103,5 +103,5 @@ def test_held_out_rows_that_are_learnt_from_too_are_counted(
         finished(*words, *name.split(), "model=tiny", "steps=1", *more, *QUIET, f"run_dir={run}")
         notes = [event["message"] for event in events(run, "alert") if "held-out" in event["message"]]
         rows = "row is" if expected == "1 of 1" else "rows are"
-        of = None if expected is None else f"{expected} held-out {rows} in the training rows too"
+        of = None if expected is None else f"{expected} held-out {rows} also in the training data"
         assert [note.startswith(str(of)) for note in notes] == ([] if of is None else [True]), notes

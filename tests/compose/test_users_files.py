@@ -226,7 +226,7 @@ def test_a_run_says_at_its_start_what_nothing_uses(
     more = {"rl": RL, "eval": ("eval.n=4", "rollout.max_tokens=4")}.get(command, ("steps=1", "batch_size=2"))
     reward = (f"reward={mine}:some",) if command in ("rl", "eval") else ()
     ended = finished(command, *more, *small, *reward, f"run_dir={run}")
-    said = f"nothing uses these columns of the data: {unused}"
+    said = f"unused data columns: {unused}"
     assert ended.out.count(said) == 1 if command == "eval" else [said] == told(run)
     if command == "rl":  # its `**kwargs` receive every column
         finished(command, *more, *small, f"reward={mine}:every", f"run_dir={tmp_path / 'other'}")
@@ -234,6 +234,6 @@ def test_a_run_says_at_its_start_what_nothing_uses(
 
 
 def told(run: Path) -> list[str]:
-    """What was said at a run's start of what nothing uses."""
+    """The notes on unused columns at a run's start."""
     alerts = [alert["message"] for alert in events(run, "alert")]
-    return [text for text in alerts if text.startswith("nothing uses")]
+    return [text for text in alerts if text.startswith("unused data columns")]

@@ -60,7 +60,7 @@ ON_A_TASK = [
     ("reward.a.weight=2", "reward.a.source", "is missing", "reward.a.source=b & reward.a.weight=2"),
     ("kind=[rl]", "kind", "this is novarl rl", "kind=rl"),
     # not key=value
-    ("steps=", "steps", "nothing stands after the `=`", "steps=1"),
+    ("steps=", "steps", "the value after `=` is missing", "steps=1"),
     ("rollout.stop=[a", "rollout.stop", "not a value: [a", "rollout.stop=[a]"),
     ("steps", "", "expected key=value, got 'steps'", "steps=1"),
     # contradictions

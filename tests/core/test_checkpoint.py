@@ -160,7 +160,7 @@ def test_damage_is_seen_and_the_previous_one_is_used(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     found, troubles = checkpoints.find()
     assert found is not None and found.order == 1
-    assert troubles == ["step-000002: model/model.safetensors differs from its checksum"]
+    assert troubles == ["step-000002: the checksum of model/model.safetensors does not match"]
     with pytest.raises(NovaError, match="damaged"):
         open_checkpoint(tmp_path / "step-000002")
     (tmp_path / "step-000001" / "MANIFEST").unlink()
@@ -176,7 +176,7 @@ def test_a_newer_one_that_cannot_say_its_order_is_named_and_an_older_one_is_not(
     (tmp_path / "mine").mkdir()  # somebody's own folder is no checkpoint
     found, troubles = checkpoints.find()
     assert found is not None and found.order == 2
-    assert troubles == ["step-000003: state.json differs from its checksum"]
+    assert troubles == ["step-000003: the checksum of state.json does not match"]
 
 
 def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_half_of_a_checkpoint_that_an_older_prune_left_is_removed_in_time(tmp_pa
         ("[]", "its MANIFEST is damaged: not a JSON object"),
         ("[" * 100_000, "its MANIFEST is damaged: it is nested too deeply"),
         ("\udcff", "its MANIFEST is damaged: not UTF-8 text"),
-        ('{"state.json": "x"}', "its MANIFEST does not name its files"),
+        ('{"state.json": "x"}', "its MANIFEST does not list its files"),
     ],
 )
 def test_a_manifest_that_cannot_be_used_is_named(text: str, said: str, tmp_path: Path) -> None:

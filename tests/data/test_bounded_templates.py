@@ -112,7 +112,7 @@ def test_a_template_that_raises_refuses_its_row() -> None:
     tok = hugging_face("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(Refused) as raised:
         write(tok, CHAT, generation=True)
-    assert raised.value.reason == "the chat template refuses the row: TemplateError: roles must alternate"
+    assert raised.value.reason == "the chat template rejects the row: TemplateError: roles must alternate"
 
 
 def test_the_sandbox_holds_there_too() -> None:

@@ -104,7 +104,7 @@ def test_an_sft_row_with_nothing_left_to_learn_is_refused(jsonl: Any) -> None:
     load = {"tokenizer": ByteTokenizer(), "max_length": 20, "max_bad_rows": 0.5}
     sequences, counts = load_sft(file, report=told.append, **load)
     assert (len(sequences), counts) == (1, RowCounts(read=2, used=1, truncated=0, refused=1))
-    assert str(told[0]) == "rows.jsonl:2 completion: no token to learn lies within max_length=20"
+    assert str(told[0]) == "rows.jsonl:2 completion: no tokens to train on within max_length=20"
 
 
 def test_long_sft_rows_are_refused_on_request(jsonl: Any) -> None:

@@ -68,7 +68,7 @@ def test_sharegpt() -> None:
     alike(row, {"messages": [{"role": roles.get(who, who), "content": text} for who, text in said]})
     asked = rl({"conversations": row["conversations"][:-1]})
     assert [m["role"] for m in asked.messages] == ["system", "user", "assistant", "user"]
-    with pytest.raises(NovaError, match=r"conversations\[0\].from: unknown speaker 'martian'"):
+    with pytest.raises(NovaError, match=r"conversations\[0\].from: unknown role 'martian'"):
         sft({"conversations": [{"from": "martian", "value": "x"}, {"from": "gpt", "value": "y"}]})
     silent = [{"from": "human", "value": "One?"}, {"from": "gpt", "value": "1", "weight": 0}]
     more = [{"from": "human", "value": "Two?"}, {"from": "gpt", "value": "2"}]
@@ -118,9 +118,7 @@ def test_ultrafeedback_binarized() -> None:
     (found,), _ = load_pairs(raw(row), Reading(TOKENIZER, 999, unused=unused))
     (same,), _ = load_pairs(raw({"prompt": "One?", "chosen": "1", "rejected": "2"}), Reading(TOKENIZER, 999))
     assert found.chosen.tokens == same.chosen.tokens
-    assert unused.notes() == [
-        "nothing uses these columns of the data: messages, prompt_id, score_chosen, score_rejected"
-    ]
+    assert unused.notes() == ["unused data columns: messages, prompt_id, score_chosen, score_rejected"]
     assert rl(row).messages == ({"role": "user", "content": "One?"},)
 
 
@@ -158,7 +156,7 @@ def test_columns_that_are_not_text_are_refused(name: str) -> None:
         (rl, {"prompt": "One?"}),
         (rl, {"messages": turns("One?")}),
     ):
-        with pytest.raises(NovaError, match=f"rows:1 {name}: is not text, and training is on text alone"):
+        with pytest.raises(NovaError, match=f"rows:1 {name}: is not text, and only text is supported"):
             load({**row, name: value})
         load({**row, name: [] if name == "images" else None})
     with pytest.raises(NovaError, match=f"rows:1 {name}: is not text"):
@@ -170,9 +168,9 @@ def test_columns_that_are_not_text_are_refused(name: str) -> None:
 def test_contents_in_parts() -> None:
     asked = [{"role": "user", "content": [TEXT, {"type": "text", "text": " Say."}]}]
     assert rl({"prompt": asked}).messages == ({"role": "user", "content": "What is this? Say."},)
-    with pytest.raises(NovaError, match=r"prompt\[0\].content\[0\]: is of type 'image', and training is on text alone"):
+    with pytest.raises(NovaError, match=r"prompt\[0\].content\[0\]: has type 'image', but only text is supported"):
         rl({"prompt": [{"role": "user", "content": [IMAGE, TEXT]}]})
-    with pytest.raises(NovaError, match=r"completion\[0\].content\[0\]: is of type 'image_url'"):
+    with pytest.raises(NovaError, match=r"completion\[0\].content\[0\]: has type 'image_url'"):
         parts = [{"type": "image_url", "image_url": {"url": "x"}}]
         sft({"prompt": "One?", "completion": [{"role": "assistant", "content": parts}]})
 
@@ -180,24 +178,28 @@ def test_contents_in_parts() -> None:
 @pytest.mark.parametrize(
     ("load", "row", "why"),
     [
-        (sft, {"prompt": "q", "completions": ["a", "b"], "labels": [True, False]}, "rows with a label for each step"),
-        (rl, {"text": "The sky is blue."}, "texts without a prompt are for novarl sft"),
-        (sft, {"prompt": "The sky is"}, "prompts without a completion are for novarl rl"),
-        (rl, {"chosen": "a b", "rejected": "a c"}, "for novarl dpo and novarl rm"),
-        (sft, {"prompt": "a", "chosen": "b", "rejected": "c"}, "for novarl dpo and novarl rm"),
-        (sft, {"instruction": "q", "models": ["x"], "completions": [{"response": "a"}]}, "use its binarized form"),
+        (
+            sft,
+            {"prompt": "q", "completions": ["a", "b"], "labels": [True, False]},
+            "step-level labels are not supported",
+        ),
+        (rl, {"text": "The sky is blue."}, "for texts without a prompt use novarl sft"),
+        (sft, {"prompt": "The sky is"}, "for prompts without a completion use novarl rl"),
+        (rl, {"chosen": "a b", "rejected": "a c"}, "use novarl dpo or novarl rm"),
+        (sft, {"prompt": "a", "chosen": "b", "rejected": "c"}, "use novarl dpo or novarl rm"),
+        (sft, {"instruction": "q", "models": ["x"], "completions": [{"response": "a"}]}, "use the binarized version"),
     ],
 )
 def test_rows_of_another_kind_are_named(load: Any, row: dict[str, Any], why: str) -> None:
-    with pytest.raises(NovaError, match=f"no known format fits the columns: .*{why}"):
+    with pytest.raises(NovaError, match=f"no known format matches the columns: .*{why}"):
         load(row)
 
 
 @pytest.mark.parametrize("load", [load_pairs, load_labelled])
 def test_rows_of_another_kind_are_named_for_preferences(load: Any) -> None:
-    with pytest.raises(NovaError, match="rows with a label for each step"):
+    with pytest.raises(NovaError, match="step-level labels are not supported"):
         load(raw({"prompt": "q", "completions": ["a", "b"], "labels": [True, False]}), Reading(TOKENIZER, 999))
-    with pytest.raises(NovaError, match="rows with one answer are for novarl sft"):
+    with pytest.raises(NovaError, match="for rows with a single answer use novarl sft"):
         load(raw({"messages": turns("q", "a")}), Reading(TOKENIZER, 999))
 
 
@@ -209,19 +211,19 @@ def test_what_nothing_uses_is_collected_over_all_rows() -> None:
     )
     load_rl(rows, tokenizer=TOKENIZER, max_length=99, unused=unused, template_kwargs={"enable_thinking": False})
     assert unused.notes({"topic"}) == [
-        "nothing uses these columns of the data: late, level",
-        "the chat template does not use these keys of the messages: name",
-        "the chat template does not use these of its keyword arguments: enable_thinking",
+        "unused data columns: late, level",
+        "message keys that the chat template does not use: name",
+        "keyword arguments that the chat template does not use: enable_thinking",
     ]
-    assert unused.notes(None)[0].startswith("the chat template does not use these keys")
+    assert unused.notes(None)[0].startswith("message keys that")
 
 
 def test_columns_for_the_template_without_a_template() -> None:
     unused = Unused()
     row = {"prompt": "a", "tools": [{"type": "function"}], "chat_template_kwargs": {"enable_thinking": False}}
     load_rl(raw(row), tokenizer=TOKENIZER, max_length=99, unused=unused, apply_chat_template=False)
-    expected = "(chat_template_kwargs and tools: for the chat template, which apply_chat_template=false leaves out)"
-    assert unused.notes(()) == [f"nothing uses these columns of the data: chat_template_kwargs, tools {expected}"]
+    expected = "(chat_template_kwargs and tools: for the chat template, which apply_chat_template=false disables)"
+    assert unused.notes(()) == [f"unused data columns: chat_template_kwargs, tools {expected}"]
     assert unused.notes(None) == unused.notes(())
 
 

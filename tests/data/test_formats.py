@@ -61,7 +61,7 @@ def test_an_answer_that_few_rows_have_is_only_another_column() -> None:
 @pytest.mark.parametrize(
     ("purpose", "row", "keys", "words"),
     [
-        ("sft", {"question": "q", "solution": "a"}, {}, "no known format fits the columns: question, solution"),
+        ("sft", {"question": "q", "solution": "a"}, {}, "no known format matches the columns: question, solution"),
         ("sft", {"question": "q", "solution": "a"}, {}, "set messages_key, or prompt_key and completion_key"),
         ("rl", {"question": "q"}, {}, "set messages_key or prompt_key, and answer_key"),
         ("sft", {"prompt": "q"}, {}, "no known format"),
@@ -69,8 +69,8 @@ def test_an_answer_that_few_rows_have_is_only_another_column() -> None:
         ("rl", {"prompt": "q", "messages": [USER]}, {}, "more than one format"),
         ("sft", {"prompt": "q", "completion": "a", "messages": [USER]}, {}, "more than one format"),
         ("rl", {"question": "q"}, {"prompt": "qestion"}, "prompt_key=qestion.*did you mean 'question'"),
-        ("rl", {"prompt": "q"}, {"answer": "zzz"}, "answer_key=zzz.*the columns are: prompt"),
-        ("rl", {"a": 1, "b": 2}, {"messages": "a", "prompt": "b"}, "exclude each other"),
+        ("rl", {"prompt": "q"}, {"answer": "zzz"}, "answer_key=zzz.*columns: prompt"),
+        ("rl", {"a": 1, "b": 2}, {"messages": "a", "prompt": "b"}, "cannot both be set"),
     ],
 )
 def test_formats_that_cannot_be_told_are_refused(purpose: Purpose, row: Any, keys: Any, words: str) -> None:
@@ -96,7 +96,7 @@ def refusal(purpose: Purpose, value: Any, columns: Columns) -> str:
         ({}, "messages: is missing"),
         ({"messages": None}, "messages: is null"),
         ({"messages": 3}, "messages: must be a list of messages, not a number"),
-        ({"messages": "plain"}, "messages: must be a list of messages, or JSON of one, not plain text"),
+        ({"messages": "plain"}, "messages: must be a list of messages, or such a list as JSON, not plain text"),
         ({"messages": "{}"}, "messages: must be a list of messages, not an object"),
         ({"messages": {}}, "messages: must be a list of messages, not an object"),
         ({"messages": []}, "messages: is an empty list"),
@@ -110,7 +110,7 @@ def refusal(purpose: Purpose, value: Any, columns: Columns) -> str:
         ({"messages": [{"role": "user"}]}, "messages[0].content: is missing"),
         ({"messages": [{"role": "user", "content": [1]}]}, "messages[0].content: must be a string, not a list"),
         ({"messages": [{"role": "user", "content": " \n"}]}, "messages[0].content: is empty"),
-        ({"messages": [USER, ASSISTANT]}, "messages[1].role: ends with an assistant turn: nothing is left to answer"),
+        ({"messages": [USER, ASSISTANT]}, "messages[1].role: ends with an assistant turn: there is no prompt"),
         ({"messages": [USER]}, "answer: is missing"),
         ({"messages": [USER], "answer": None}, "answer: is null"),
     ],
@@ -126,7 +126,7 @@ def test_rl_rows_are_refused_with_field_and_reason(value: Any, reason: str) -> N
         ({"p": "q"}, "c: is missing"),
         ({"p": "", "c": "a"}, "p: is empty"),
         ({"p": [], "c": "a"}, "p: is an empty list"),
-        ({"p": "q", "c": [USER]}, "c: holds no assistant turn to learn from"),
+        ({"p": "q", "c": [USER]}, "c: has no assistant turn to train on"),
         ({"p": [USER, ASSISTANT], "c": "a"}, "p: the prompt ends with an assistant turn"),
     ],
 )
@@ -136,8 +136,8 @@ def test_sft_pairs_are_refused_with_field_and_reason(value: Any, reason: str) ->
 
 def test_sft_conversations_need_an_assistant_turn_that_answers() -> None:
     columns = Columns(messages="messages")
-    assert refusal("sft", {"messages": [USER]}, columns) == "messages: holds no assistant turn to learn from"
-    assert "with nothing to answer" in refusal("sft", {"messages": [ASSISTANT, USER, ASSISTANT]}, columns)
+    assert refusal("sft", {"messages": [USER]}, columns) == "messages: has no assistant turn to train on"
+    assert "begins with an assistant turn" in refusal("sft", {"messages": [ASSISTANT, USER, ASSISTANT]}, columns)
 
 
 def test_good_rows() -> None:

@@ -42,7 +42,7 @@ def refusal(value: Any, max_length: int = 1000, **options: Any) -> str:
     """Why the only row of a file is refused: its field and the reason."""
     with pytest.raises(NovaError) as caught:
         load_pairs(rows(value), reading(max_length, **options))
-    return str(caught.value).split("f.jsonl:1 ")[-1].split(" (mend")[0]
+    return str(caught.value).split("f.jsonl:1 ")[-1].split(" (fix")[0]
 
 
 def said(sequence: Any, *, trained: bool) -> str:
@@ -67,12 +67,12 @@ def test_formats_are_detected() -> None:
 @pytest.mark.parametrize(
     ("value", "keys", "words"),
     [
-        ({"a": 1}, {}, "no known format fits the columns: a"),
+        ({"a": 1}, {}, "no known format matches the columns: a"),
         ({"chosen": "a", "prompt": "q"}, {}, "set chosen_key and rejected_key"),
         ({"chosen": "a", "rejected": "b", "prompt": "q", "messages": [Q]}, {}, "more than one format"),
-        ({"text": "a", "label": 1}, {}, "rows with a label are for the losses kto, bce"),
+        ({"text": "a", "label": 1}, {}, "rows with a label need loss kto, bce"),
         ({"chosen": "a", "rejected": "b"}, {"chosen": "chose"}, "chosen_key=chose.*did you mean 'chosen'"),
-        ({"a": "q", "b": [Q]}, {"prompt": "a", "messages": "b"}, "exclude each other"),
+        ({"a": "q", "b": [Q]}, {"prompt": "a", "messages": "b"}, "cannot both be set"),
     ],
 )
 def test_formats_that_cannot_be_told_are_refused(value: Any, keys: dict[str, str], words: str) -> None:
@@ -136,19 +136,19 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prompt": "q", "chosen": "", "rejected": "b"}, "chosen: is empty"),
     ({"prompt": " ", "chosen": "a", "rejected": "b"}, "prompt: is empty"),
     ({"prompt": 3, "chosen": "a", "rejected": "b"}, "prompt: must be a string or a list of messages, not a number"),
-    ({"prompt": [GOOD], "chosen": "a", "rejected": "b"}, "chosen: an assistant turn comes first"),
+    ({"prompt": [GOOD], "chosen": "a", "rejected": "b"}, "chosen: the conversation begins with an assistant turn"),
     ({"prompt": [Q, GOOD], "chosen": "a", "rejected": "b"}, "chosen: the prompt ends with an assistant turn"),
-    ({"prompt": "q", "chosen": [Q], "rejected": [BAD]}, "chosen: does not go on with an assistant turn"),
+    ({"prompt": "q", "chosen": [Q], "rejected": [BAD]}, "chosen: has no assistant turn after the prompt"),
     ({"prompt": "q", "chosen": [GOOD, Q], "rejected": [BAD]}, "chosen: does not end with an assistant turn"),
     ({"chosen": "same", "rejected": "same"}, "rejected: is equal to chosen"),
     ({"chosen": [Q, GOOD], "rejected": [Q, GOOD]}, "rejected: is equal to chosen"),
     ({"chosen": "one text", "rejected": "another"}, "rejected: shares no prompt with the chosen side"),
     ({"chosen": [Q, GOOD], "rejected": [BAD]}, "rejected: shares no prompt with the chosen side"),
-    ({"chosen": [Q, GOOD], "rejected": "bad"}, "rejected: is a string, where chosen is a list"),
-    ({"chosen": [Q, GOOD], "rejected": [Q, Q]}, "rejected: does not go on with an assistant turn"),
+    ({"chosen": [Q, GOOD], "rejected": "bad"}, "rejected: is a string, but chosen is a list"),
+    ({"chosen": [Q, GOOD], "rejected": [Q, Q]}, "rejected: has no assistant turn after the prompt"),
     (
         {"chosen": "\n\nHuman: q\n\nAssistant: good", "rejected": "\n\nHuman: r\n\nAssistant: bad"},
-        "rejected: shares no prompt with chosen: they differ before the answer",
+        "rejected: has a different prompt than chosen",
     ),
     (
         {"chosen": "\n\nHuman: q\n\nAssistant: ", "rejected": "\n\nHuman: q\n\nAssistant: bad"},
@@ -158,9 +158,12 @@ REFUSED: list[tuple[Any, str]] = [
         {"chosen": "\n\nHuman: \n\nAssistant: good", "rejected": "\n\nHuman: \n\nAssistant: bad"},
         "chosen: turn 1 is empty",
     ),
-    ({"prompt": "q", "chosen": "a", "rejected": "b", "margin": -1}, "margin: must be a number from 0, not -1"),
-    ({"prompt": "q", "chosen": "a", "rejected": "b", "margin": "x"}, "margin: must be a number from 0, not 'x'"),
-    ({"prompt": "q", "chosen": "a", "rejected": "b", "margin": True}, "margin: must be a number from 0, not True"),
+    ({"prompt": "q", "chosen": "a", "rejected": "b", "margin": -1}, "margin: must be a number of at least 0, not -1"),
+    ({"prompt": "q", "chosen": "a", "rejected": "b", "margin": "x"}, "margin: must be a number of at least 0, not 'x'"),
+    (
+        {"prompt": "q", "chosen": "a", "rejected": "b", "margin": True},
+        "margin: must be a number of at least 0, not True",
+    ),
 ]
 
 
@@ -221,8 +224,8 @@ def test_sides_that_are_equal_once_cut_are_refused_and_so_is_what_may_not_be_cut
     assert refusal(value, 20) == "rejected: is equal to chosen within max_length=20"
     words = "rejected: the row has 56 tokens, more than max_length=20"
     assert refusal(value, 20, on_long="refuse") == words
-    assert "no token of the answer lies within max_length=1" in refusal(value, 1)
-    with pytest.raises(NovaError, match="text: no token to learn lies within max_length=1"):
+    assert "no tokens of the answer within max_length=1" in refusal(value, 1)
+    with pytest.raises(NovaError, match="text: no tokens to train on within max_length=1"):
         load_labelled(rows({"text": "fine", "label": 1}), reading(1))
 
 

@@ -82,7 +82,7 @@ def test_a_template_that_rewrites_earlier_turns_gives_a_sequence_for_each(with_t
 
 
 def test_a_template_that_contradicts_itself_is_refused(with_template: Any) -> None:
-    with pytest.raises(Refused, match=r"contradicts itself.*shout.*apply_chat_template=false"):
+    with pytest.raises(Refused, match=r"is inconsistent.*shout.*apply_chat_template=false"):
         render_sft(with_template("shouting"), chat("q", "a"))
 
 
@@ -141,9 +141,9 @@ def test_a_turn_that_is_only_a_tool_call_teaches_its_end(with_template: Any, tra
     messages = [*chat("q"), {"role": "assistant", "content": "", "tool_calls": [call]}]
     ((tokens, mask),) = render_sft(tok, messages)
     assert trained(tok, tokens, mask) == ['call look_up {"hill": "A"}<eos>']
-    with pytest.raises(Refused, match="does not write the tool call 'look_up'"):
+    with pytest.raises(Refused, match="does not render the tool call 'look_up'"):
         render_sft(with_template("chatml"), messages)
-    with pytest.raises(Refused, match="only a chat template can write"):
+    with pytest.raises(Refused, match="which require a chat template"):
         render_sft(tok, messages, apply_chat_template=False)
 
 
@@ -187,5 +187,5 @@ def test_no_template_is_said(with_template: Any) -> None:
 
 def test_a_prompt_without_tokens_is_refused(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "encode", lambda text, add_special_tokens: [])
-    with pytest.raises(Refused, match="no tokens"):
+    with pytest.raises(Refused, match="is empty"):
         render_prompt(tokenizer, chat("q"))

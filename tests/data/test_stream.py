@@ -63,9 +63,9 @@ def test_the_order_is_the_same_in_every_process() -> None:
 
 
 def test_states_of_other_data_are_refused() -> None:
-    with pytest.raises(NovaError, match="length 9, this run's 10"):
+    with pytest.raises(NovaError, match="length 9, but this run has 10"):
         Stream(10, seed=0).load_state_dict(Stream(9, seed=0).state_dict())
-    with pytest.raises(NovaError, match="seed 1, this run's 0"):
+    with pytest.raises(NovaError, match="seed 1, but this run has 0"):
         Stream(10, seed=0).load_state_dict(Stream(10, seed=1).state_dict())
     with pytest.raises(NovaError, match="no rows"):
         Stream(0, seed=0)

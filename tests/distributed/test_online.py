@@ -100,7 +100,7 @@ def alike(ranks: Ranks) -> str:
 
 def test_prompts_sampled_twice_or_not_at_all_are_noticed() -> None:
     assert run(alike) == ["two ranks sampled the same prompt"] * 2
-    assert run(forgetful) == ["the ranks together did not sample the prompts that were asked for"] * 2
+    assert run(forgetful) == ["the ranks did not sample all requested prompts"] * 2
 
 
 def judge(ranks: Ranks) -> tuple[object, ...]:

@@ -103,7 +103,7 @@ def test_a_slab_that_is_more_than_half_filled_is_read_whole() -> None:
 
 
 def test_writing_beyond_the_capacity_is_an_error() -> None:
-    with pytest.raises(ValueError, match="5 slots asked of a cache with 4"):
+    with pytest.raises(ValueError, match="5 slots requested from a cache with 4"):
         KVCache(1, 4, dtype=torch.float32).place(torch.tensor([[4]]), 5)
 
 

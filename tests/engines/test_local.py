@@ -142,7 +142,7 @@ def test_what_cannot_be_served_is_refused_and_harms_nobody_else(policy: Policy) 
     async def check() -> None:
         engine = make_engine(policy, context=20)
         good = asyncio.create_task(engine.sample(list(b"abcdeabcde"), Sampling(max_tokens=3), key="k"))
-        with pytest.raises(NovaError, match="20 tokens and the model's context is 20"):
+        with pytest.raises(NovaError, match="20 tokens, which fills the model's context of 20"):
             await engine.sample([97] * 20, Sampling(), key="k")
         assert len((await good).tokens) == 3
 
@@ -414,6 +414,6 @@ def test_memory_that_runs_out_is_one_clear_error_and_no_end(
 
     with monkeypatch.context() as patch:
         patch.setattr(KVCache, "_zeros", refuse)
-        with pytest.raises(NovaError, match=r"sampling: memory ran out .*lower rollout.max_batch"):
+        with pytest.raises(NovaError, match=r"sampling: out of memory .*lower rollout.max_batch"):
             sample_all(engine, ragged(3))
     assert len(sample_all(engine, ragged(3))) == 3

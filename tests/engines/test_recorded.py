@@ -186,7 +186,11 @@ def test_what_cannot_be_recorded_is_refused_by_name(
     if fault == "forgets an input":
         monkeypatch.setattr(Operators, "__call__", lambda self, function: lambda: None)
     monkeypatch.setattr(LeanDecoder, "hidden", hidden)
-    problem = "cannot be recorded: operation not permitted" if fault == "waits" else "logits are off by a relative 1"
+    problem = (
+        "cannot be captured as a CUDA graph: operation not permitted"
+        if fault == "waits"
+        else "logits of the CUDA graph have a relative error of 1"
+    )
     with pytest.raises(NovaError, match=problem) as caught:
         for back in range(BACK, 0, -1):
             feed(runner, texts, cache, back)

@@ -31,12 +31,12 @@ from tests.invariance.families import family_policy
 from tests.invariance.sharp import perturbed, record, recorded, sharp_policy
 
 CAUSES = {
-    "temperature": r"the sampler's temperature is 0\.7, the learner scores at 1\.0",
+    "temperature": r"the sampler's temperature is 0\.7, but the learner's is 1\.0",
     "template": r"the chat template renders the prompt differently",
-    "dropout": r"dropout is on in the learner \(p=0\.1\)",
-    "old weights": r"stale weights, the sampler used version 0, the learner holds 3",
-    "other weights": r"no temperature explains it: the sampler's weights are stale or not the learner's",
-    "mask": r"the mask leaves out \d+ tokens that the policy chose \(pad = eos",
+    "dropout": r"dropout is enabled in the learner \(p=0\.1\)",
+    "old weights": r"stale weights, the sampler used version 0, but the learner has 3",
+    "other weights": r"not explained by temperature: the sampler's weights are stale or differ from the learner's",
+    "mask": r"the mask excludes \d+ tokens that the policy sampled \(pad = eos",
 }
 
 
@@ -293,7 +293,7 @@ def dropping(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (cooler, CAUSES["temperature"]),
         (moved, CAUSES["other weights"]),
-        (unversioned, "stale weights, the sampler used version -1, the learner holds 0"),
+        (unversioned, "stale weights, the sampler used version -1, but the learner has 0"),
         (rendered, CAUSES["template"]),
         (masked, CAUSES["mask"]),
         (dropping, CAUSES["dropout"]),

@@ -202,5 +202,5 @@ def test_a_part_that_a_rollout_lacks_is_no_number_to_weigh() -> None:
     weighed, _ = mine.weigh(whole, Scores())
     assert weighed is not None
     whole.rewards[of_answer] = math.nan
-    with pytest.raises(NovaError, match="some rollouts of the step have no number of that name"):
+    with pytest.raises(NovaError, match="some rollouts of the step have no value for it"):
         mine.weigh(whole, Scores())

@@ -309,7 +309,7 @@ def test_one_side_of_every_pair() -> None:
 def test_what_a_loss_cannot_do_is_refused() -> None:
     of = model()
     for loss in ("kto", "nonsense"):
-        with pytest.raises(ValueError, match="no loss"):
+        with pytest.raises(ValueError, match="unknown pair loss"):
             PreferenceLearner(of, Scorer(of), loss=loss, beta=1.0, optim=OptimSettings(), ranks=Ranks(), budget=WHOLE)
     with pytest.raises(ValueError, match="hinge takes no label_smoothing"):
         PreferenceLearner(

@@ -259,12 +259,12 @@ def test_state_survives_and_the_next_update_is_the_same() -> None:
 
 def test_what_a_loss_cannot_do_is_refused() -> None:
     of = value_model()
-    with pytest.raises(ValueError, match="no loss 'implicit_kto'"):
+    with pytest.raises(ValueError, match="unknown reward-model loss 'implicit_kto'"):
         learner(of, "implicit_kto")
     settings = {"optim": OptimSettings(), "ranks": Ranks(), "budget": WHOLE}
-    with pytest.raises(ValueError, match="no loss for a RatioScorer"):
+    with pytest.raises(ValueError, match="not a loss for RatioScorer"):
         RewardModelLearner(of, scorer(of, "implicit_ce"), loss="bt", **settings)
-    with pytest.raises(ValueError, match="no centring"):
+    with pytest.raises(ValueError, match="not support centring"):
         RewardModelLearner(of, HeadScorer(of), loss="bce", centring=0.1, **settings)
     with pytest.raises(ValueError, match="with_reference"):
         bare = [replace(row.chosen, versions=(-1,) * len(row.chosen.tokens)) for row in unpaired(rows())]

@@ -68,7 +68,7 @@ def test_a_learner_that_does_not_renormalise_is_refused(name: str) -> None:
 def test_tokens_whose_supports_were_not_recorded_are_refused() -> None:
     policy = sharp_policy()
     scored = score(sampler(policy, top_p=0.9).train(list(enumerate(prompts())), 0))
-    with pytest.raises(NovaError, match=r"truncated distribution \(top_k, top_p or min_p\), and .* not recorded"):
+    with pytest.raises(NovaError, match=r"truncated distribution \(top_k, top_p or min_p\), but .* not recorded"):
         Check(policy)([one.rollout for one in scored], pack(scored))
 
 

@@ -96,7 +96,7 @@ def test_a_group_without_its_greedy_twin_is_not_admitted() -> None:
 def test_every_twin_failed() -> None:
     """There is no baseline for anything: the run must not go on with NaN."""
     items = group(0, VARIED, twin=None) + group(1, FLAT, twin=None)
-    with pytest.raises(NovaError, match="no prompt of the step has a reward both for an answer and for its greedy one"):
+    with pytest.raises(NovaError, match="no prompt of the step has rewards for both an answer and the greedy baseline"):
         Admission(needs_twin=True).keep(items, 2)
 
 
@@ -139,5 +139,5 @@ def test_order_is_that_of_one_process() -> None:
     assert in_order([mine, theirs], range(4)) == told
     with pytest.raises(RuntimeError, match="two ranks sampled the same prompt"):
         in_order([items, theirs], range(4))
-    with pytest.raises(RuntimeError, match="did not sample the prompts that were asked for"):
+    with pytest.raises(RuntimeError, match="did not sample all requested prompts"):
         in_order([mine], range(4))

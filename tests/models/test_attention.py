@@ -160,7 +160,7 @@ def test_flash_is_believed_once_it_gives_what_a_softmax_does(flash: None, monkey
     assert tried(CPU, torch.bfloat16, 96) == "FlashAttention only supports Ampere GPUs or newer."
     monkeypatch.setattr(varlen, "varlen_attn", lambda *a, scale, window_size: from_the_start(*a))
     said = tried(CPU, torch.bfloat16, 96)
-    assert said is not None and said.startswith("it is off by a relative ")
+    assert said is not None and said.startswith("its relative error is ")
     monkeypatch.setattr(varlen, "varlen_attn", without_gradients)
     assert tried(CPU, torch.bfloat16, 96) is not None
 
@@ -173,13 +173,13 @@ def test_flash_gives_0_for_what_only_pads(flash: None) -> None:
 
 
 def test_flash_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NovaError, match="runs on CUDA in bfloat16, not on cpu in float32"):
+    with pytest.raises(NovaError, match="requires CUDA and bfloat16, not cpu and float32"):
         choose_kernel("flash", CPU, torch.float32)
     monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype, size: "no kernel image")
-    with pytest.raises(NovaError, match="flash attention does not run on this GPU: no kernel image"):
+    with pytest.raises(NovaError, match="flash attention does not work on this GPU: no kernel image"):
         choose_kernel("flash", CUDA, torch.bfloat16)
     monkeypatch.setattr(attention, "_fault_of_flash", lambda device, dtype, size: f"heads of {size}")
-    with pytest.raises(NovaError, match="flash attention does not run on this GPU: heads of 12"):
+    with pytest.raises(NovaError, match="flash attention does not work on this GPU: heads of 12"):
         choose_kernel("flash", CUDA, torch.bfloat16, head_size=12)
     with pytest.raises(NovaError, match="unknown attention 'fast'"):
         choose_kernel("fast", CPU, torch.float32)

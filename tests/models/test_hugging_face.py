@@ -109,12 +109,12 @@ DAMAGE: list[tuple[dict[str, Any], str]] = [
     ({"num_attention_heads": 3}, "num_attention_heads is 3: The hidden size (32) is not a multiple of"),
     ({"num_attention_heads": 0}, "num_attention_heads is 0: "),
     ({"eos_token_id": "x"}, "Field 'eos_token_id' with value 'x' doesn't match any type"),
-    ({"rms_norm_eps": "1e-5"}, "Field 'rms_norm_eps' expected float, got str (value: '1e-5') (mend config.json, or"),
+    ({"rms_norm_eps": "1e-5"}, "Field 'rms_norm_eps' expected float, got str (value: '1e-5') (fix config.json, or"),
     ({"max_position_embeddings": None}, "Field 'max_position_embeddings' expected int, got NoneType"),
     ({"pad_token_id": 9999}, "pad_token_id is 9999: Padding_idx must be within num_embeddings"),
     ({"rope_parameters": {"rope_type": "foo", "rope_theta": 1.0}}, "rope_parameters is {'rope_type': 'foo', 'rope_th"),
     ({"rope_parameters": 3}, "Field 'rope_parameters' with value 3"),
-    ({"hidden_act": "nope"}, "hidden_act is 'nope': there is no 'nope'"),
+    ({"hidden_act": "nope"}, "hidden_act is 'nope': 'nope' is missing"),
     ({"layer_types": 3}, "layer_types is 3: 'int' object is not iterable"),
     ({"dtype": "nope"}, "dtype is 'nope': "),
     ({"model_type": "telepathy"}, "The checkpoint you are trying to load has model type `telepathy`"),
@@ -140,7 +140,7 @@ def test_an_odd_head_size_is_refused(tmp_path: Path, told: list[str]) -> None:
     name = write(tmp_path, llama())
     edit(tmp_path / "config.json", head_dim=7)
     newer = "RoPE requires an even rotary dimension, but got `head_dim`=7"
-    older = r"tensor '\S+\.k_proj\.weight' is 32 by 32 in the weights and 28 by 32 by config.json"
+    older = r"tensor '\S+\.k_proj\.weight' is 32 by 32 in the weights, but 28 by 32 according to config.json"
     with pytest.raises(NovaError, match=f"{newer}|{older}"):
         load(name)
     assert told == []
@@ -156,11 +156,17 @@ def test_layers_that_have_no_type_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"vocab_size": 300}, "tensor 'lm_head.weight' is 320 by 32 in the weights and 300 by 32 by config.json"),
-        ({"hidden_size": 10**9}, "tensor 'lm_head.weight' is 320 by 32 in the weights and 320 by 1000000000 by"),
-        ({"num_key_value_heads": 3}, "tensor 'model.layers.0.self_attn.k_proj.weight' is 32 by 32 in the weights and"),
-        ({"num_hidden_layers": 1}, "tensor 'model.layers.1.input_layernorm.weight' of the weights has no place"),
-        ({"num_hidden_layers": -1}, "tensor 'model.layers.0.input_layernorm.weight' of the weights has no place"),
+        (
+            {"vocab_size": 300},
+            "tensor 'lm_head.weight' is 320 by 32 in the weights, but 300 by 32 according to config.json",
+        ),
+        (
+            {"hidden_size": 10**9},
+            "tensor 'lm_head.weight' is 320 by 32 in the weights, but 320 by 1000000000 according",
+        ),
+        ({"num_key_value_heads": 3}, "tensor 'model.layers.0.self_attn.k_proj.weight' is 32 by 32 in the weights, but"),
+        ({"num_hidden_layers": 1}, "tensor 'model.layers.1.input_layernorm.weight' in the weights does not exist"),
+        ({"num_hidden_layers": -1}, "tensor 'model.layers.0.input_layernorm.weight' in the weights does not exist"),
     ],
 )
 def test_weights_of_another_configuration_are_refused_by_tensor(
@@ -181,7 +187,7 @@ def test_experts_that_do_not_stack_are_refused(tmp_path: Path) -> None:
     tensors["model.layers.0.block_sparse_moe.experts.1.w1.weight"] = torch.ones(5, 32)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
-        NovaError, match=r"weights that it stacks, as those of experts, are missing or of unlike shapes"
+        NovaError, match=r"weights to be stacked, such as those of experts, are missing or have different shapes"
     ):
         load(name)
 
@@ -200,7 +206,7 @@ LAYERS = "model.layers.{}.self_attn.{}"
 def test_tensors_that_the_configuration_leaves_out_are_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path, llama())
     add(tmp_path, name)
-    with pytest.raises(NovaError, match=f"tensor '{name}' of the weights has no place"):
+    with pytest.raises(NovaError, match=f"tensor '{name}' in the weights does not exist"):
         load(str(tmp_path))
 
 
@@ -210,7 +216,7 @@ def test_tensors_that_serve_something_else_are_left_out(tmp_path: Path, told: li
     add(tmp_path, LAYERS.format(0, "rotary_emb.inv_freq"), LAYERS.format(0, "masked_bias"), "score.weight")
     add(tmp_path, "v_head.summary.weight", "mtp.layers.0.fc.weight", "model.mtp_layers.0.norm.weight", "visual.patch")
     add(tmp_path, LAYERS.format(2, "q_proj.weight"))
-    with pytest.raises(NovaError, match=r"tensor 'model.layers.2.self_attn.q_proj.weight' of the weights"):
+    with pytest.raises(NovaError, match=r"tensor 'model.layers.2.self_attn.q_proj.weight' in the weights"):
         load(str(tmp_path))
     edit(tmp_path / "config.json", num_nextn_predict_layers=1)
     assert load(str(tmp_path)).context == 64
@@ -220,7 +226,7 @@ def test_tensors_that_serve_something_else_are_left_out(tmp_path: Path, told: li
 @pytest.mark.parametrize("auto", [transformers.AutoModel, transformers.AutoModelForSequenceClassification])
 def test_weights_of_something_else_are_no_causal_language_model(tmp_path: Path, auto: Any) -> None:
     name = write(tmp_path, transformers.BertConfig(**{**SHAPE, "bos_token_id": 0}), auto=auto)
-    with pytest.raises(NovaError, match=r"Bert\w+ is no causal language model: tensor 'cls\.\S+' is missing"):
+    with pytest.raises(NovaError, match=r"Bert\w+ is not a causal language model: tensor 'cls\.\S+' is missing"):
         load(name)
 
 
@@ -229,7 +235,7 @@ def test_weights_of_something_else_are_no_causal_language_model(tmp_path: Path, 
     [
         ("generation_config.json", "{", "not valid JSON"),
         ("generation_config.json", "[]", "not a JSON object"),
-        ("generation_config.json", '{"eos_token_id": [7, "x"]}', "eos_token_id holds 'x', which is no token id"),
+        ("generation_config.json", '{"eos_token_id": [7, "x"]}', "eos_token_id contains 'x', which is not a token id"),
         ("tokenizer.json", "{", "not valid JSON"),
         ("tokenizer_config.json", "[]", "not a JSON object"),
     ],
@@ -284,8 +290,8 @@ def test_rotations_that_change_with_length_limit_the_context(
     ByteTokenizer().save_pretrained(str(tmp_path))
     policy = load(str(tmp_path))
     assert policy.context == 66
-    because = "not the 264 it states: a longer row would change the rotations, longrope, of those beside it"
-    assert policy.notes() == ([] if rotation == "dynamic" else [f"the model's context is 66 tokens ({because})"])
+    because = "not the stated 264: with longrope a longer row would change the rotary embeddings of the others"
+    assert policy.notes() == ([] if rotation == "dynamic" else [f"model context: 66 tokens ({because})"])
     with torch.no_grad():
         alone = torch.cat([oracle(original, row) for row in rows])
         assert alone.mean() > -0.5, "the model is not sharp"
@@ -315,17 +321,17 @@ def test_a_prompt_may_end_where_the_table_of_positions_does(tmp_path: Path) -> N
 def test_a_context_without_room_is_refused(tmp_path: Path, stated: int) -> None:
     name = write(tmp_path, llama())
     edit(tmp_path / "config.json", max_position_embeddings=stated)
-    with pytest.raises(NovaError, match=f"config.json: max_position_embeddings is {stated}, which leaves no room"):
+    with pytest.raises(NovaError, match=f"config.json: max_position_embeddings is {stated}, but must be positive"):
         load(name)
 
 
 @pytest.mark.parametrize(
     ("family", "kept", "said"),
     [
-        (transformers.LlamaConfig, False, "the directory holds no tokenizer files"),
-        (transformers.Qwen2Config, False, "the directory holds no tokenizer files"),
+        (transformers.LlamaConfig, False, "the directory contains no tokenizer files"),
+        (transformers.Qwen2Config, False, "the directory contains no tokenizer files"),
         (transformers.LlamaConfig, True, "no tokenizer could be loaded: Couldn't instantiate the backend tokenizer"),
-        (transformers.Qwen2Config, True, "the tokenizer files hold no vocabulary"),
+        (transformers.Qwen2Config, True, "the tokenizer files contain no vocabulary"),
     ],
 )
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, family: Any, kept: bool, said: str) -> None:
@@ -338,7 +344,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, family: Any, kep
     with pytest.raises(NovaError) as raised:
         load(name)
     assert str(raised.value).startswith(f"{name}: {said}")
-    assert raised.value.fix == "copy tokenizer.json and tokenizer_config.json there, from the model that it was made of"
+    assert raised.value.fix == "copy tokenizer.json and tokenizer_config.json from the original model"
 
 
 @pytest.mark.parametrize(
@@ -359,13 +365,13 @@ def test_logits_changed_after_the_head_are_refused_by_name(tmp_path: Path, confi
 
 def test_logits_changed_under_an_unknown_name_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hugging_face, "LOGIT_TRANSFORMS", {})
-    with pytest.raises(NovaError, match="granite are not its last hidden states times its head"):
+    with pytest.raises(NovaError, match="granite are not the product of its last hidden states and its head"):
         load(write(tmp_path, transformers.GraniteConfig(**SHAPE, logits_scaling=4.0)))
 
 
 def test_an_encoder_is_refused(tmp_path: Path) -> None:
     config = transformers.BertConfig(**{**SHAPE, "bos_token_id": 0})
-    with pytest.raises(NovaError, match="bert lets tokens see their future"):
+    with pytest.raises(NovaError, match="bert is not a causal language model"):
         load(write(tmp_path, config))
 
 
@@ -397,7 +403,7 @@ def test_packed_attention_refuses_by_name_what_it_does_not_implement(argument: s
     mixed, _ = packing_sdpa(module, query, query, query, None, packed_sequences=SIX, position_ids=None)
     assert mixed.shape == (1, 6, 4, 8)
     arguments = {argument: value}
-    with pytest.raises(NovaError, match=f"packed attention does not implement {argument}, which Module asks for"):
+    with pytest.raises(NovaError, match=f"packed attention does not implement {argument}, which Module uses"):
         packing_sdpa(module, query, query, query, None, packed_sequences=SIX, **arguments)
     module.is_causal = False
     with pytest.raises(NovaError, match="is_causal=False"):
@@ -424,7 +430,7 @@ def test_lost_lengths_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaAttention, "forward", forgetful)
     policy = load(write(tmp_path, llama(attention_bias=True)))
     assert not packs(policy.model)
-    assert policy.padded_because == "LlamaAttention does not pass packed sequences on"
+    assert policy.padded_because == "LlamaAttention does not pass packed_sequences to its attention"
 
 
 def test_packing_that_leaks_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +440,7 @@ def test_packing_that_leaks_is_measured(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(hugging_face, "packed_attention", leaking)
     policy = load(write(tmp_path, llama(attention_bias=True)))
     assert policy.padded_because is not None
-    assert policy.padded_because.startswith("packing changes its hidden states by")
+    assert policy.padded_because.startswith("packing changes the hidden states by")
     assert not packs(policy.model)
     monkeypatch.undo()
     assert enable_packing(policy.model) is None

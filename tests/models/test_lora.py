@@ -248,12 +248,12 @@ def test_which_layers() -> None:
     assert len(names) == 7 * len(model.model.layers) and "lm_head" not in names
     some = targets(model, LoraSettings(8, 16.0, ("q_proj", "mlp.down_proj")))
     assert {name.rpartition(".")[2] for name in some} == {"q_proj", "down_proj"}
-    with pytest.raises(NovaError, match=r"no linear layer is called c_attn .*down_proj"):
+    with pytest.raises(NovaError, match=r"no linear layer is named c_attn .*down_proj"):
         targets(model, LoraSettings(8, 16.0, ("q_proj", "c_attn")))
-    with pytest.raises(NovaError, match=r"lora.target: names no layer"):
+    with pytest.raises(NovaError, match=r"lora.target: is empty"):
         targets(model, LoraSettings(8, 16.0, ()))
     assert len(targets(model, LoraSettings(128, 16.0))) == len(names)
-    with pytest.raises(NovaError, match=r"lora.rank: 129 is above the rank of every layer's weight \(at most 128"):
+    with pytest.raises(NovaError, match=r"lora.rank: 129 exceeds the rank of every layer's weight \(at most 128"):
         targets(model, LoraSettings(129, 16.0))
 
 
@@ -279,5 +279,5 @@ def test_missing_peft_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(name, *rest, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(NovaError, match=r"needs peft.*novarl\[llm\]"):
+    with pytest.raises(NovaError, match=r"requires PEFT.*novarl\[llm\]"):
         inject(load("tiny").model, RANK8, seed=0)

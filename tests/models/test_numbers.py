@@ -76,23 +76,23 @@ def test_an_absurd_number_is_one_sentence_or_changes_nothing(family: str, tmp_pa
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("num_hidden_layers", 10**12, "num_hidden_layers is 1000000000000, and a model may have 2000 layers"),
-        ("n_layer", 10**7, "n_layer is 10000000, and a model may have 2000 layers"),
-        ("hidden_size", -(10**400), "hidden_size is about -1e400, too large for any setting of a model"),
-        ("text_config", {"num_hidden_layers": 5000}, "text_config.num_hidden_layers is 5000, and a model may"),
-        ("rope_theta", float("nan"), "rope_theta is NaN, which is no number"),
-        ("eos_token_id", [1, 10**30], "eos_token_id is about 1e30, too large"),
+        ("num_hidden_layers", 10**12, "num_hidden_layers is 1000000000000, but the maximum is 2000 layers"),
+        ("n_layer", 10**7, "n_layer is 10000000, but the maximum is 2000 layers"),
+        ("hidden_size", -(10**400), "hidden_size is about -1e400, which is too large"),
+        ("text_config", {"num_hidden_layers": 5000}, "text_config.num_hidden_layers is 5000, but the maximum"),
+        ("rope_theta", float("nan"), "rope_theta is NaN"),
+        ("eos_token_id", [1, 10**30], "eos_token_id is about 1e30, which is too large"),
     ],
 )
 def test_the_field_is_named(field: str, value: Any, said: str) -> None:
     with pytest.raises(NovaError) as raised:
-        check_numbers({"model_type": "llama", field: value}, "config.json", "mend it")
+        check_numbers({"model_type": "llama", field: value}, "config.json", "fix it")
     assert str(raised.value).startswith(f"config.json: {said}")
 
 
 def test_numbers_of_real_models_pass() -> None:
     real = {"rope_theta": 1e11, "max_position_embeddings": 10_485_760, "num_hidden_layers": 126, "vocab_size": 262_144}
-    check_numbers({**real, "time_step_limit": [0.0, float("inf")], "sliding_window": 2**31}, "config.json", "mend it")
+    check_numbers({**real, "time_step_limit": [0.0, float("inf")], "sliding_window": 2**31}, "config.json", "fix it")
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json"])

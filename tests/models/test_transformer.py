@@ -115,9 +115,9 @@ def test_a_mask_always_selects_the_masked_kernel(monkeypatch: pytest.MonkeyPatch
 def test_keys_beyond_the_queries_need_a_mask() -> None:
     model, cache = Decoder(SMALLEST), DynamicCache()
     logits(model, torch.ones(1, 3, dtype=torch.int64), past_key_values=cache)
-    with pytest.raises(ValueError, match="1 queries over 4 keys need an attention_mask"):
+    with pytest.raises(ValueError, match="1 queries with 4 keys require an attention_mask"):
         logits(model, torch.ones(1, 1, dtype=torch.int64), past_key_values=cache)
-    with pytest.raises(ValueError, match="use_cache=True needs past_key_values"):
+    with pytest.raises(ValueError, match="use_cache=True requires past_key_values"):
         logits(model, torch.ones(1, 1, dtype=torch.int64), use_cache=True)
 
 
@@ -167,13 +167,13 @@ def test_what_the_decoder_does_not_implement_is_refused_by_name(key: str, value:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("num_attention_heads", "4", "num_attention_heads is '4' (it should be a whole number above 0: copy"),
-        ("hidden_size", None, "hidden_size is None (it should be a whole"),
-        ("max_position_embeddings", 0, "max_position_embeddings is 0 (it should be a whole"),
-        ("rms_norm_eps", "1e-5", "rms_norm_eps is '1e-5' (it should be a number of at least 0: "),
-        ("tie_word_embeddings", "yes", "tie_word_embeddings is 'yes' (it should be true or false: "),
-        ("eos_token_id", "x", "eos_token_id is 'x' (it should be a token id: "),
-        ("rope_parameters", {"rope_theta": "x"}, "rope_theta is 'x' (it should be a number"),
+        ("num_attention_heads", "4", "num_attention_heads is '4' (it must be a positive integer: copy"),
+        ("hidden_size", None, "hidden_size is None (it must be a positive integer"),
+        ("max_position_embeddings", 0, "max_position_embeddings is 0 (it must be a positive integer"),
+        ("rms_norm_eps", "1e-5", "rms_norm_eps is '1e-5' (it must be a number of at least 0: "),
+        ("tie_word_embeddings", "yes", "tie_word_embeddings is 'yes' (it must be true or false: "),
+        ("eos_token_id", "x", "eos_token_id is 'x' (it must be a token id: "),
+        ("rope_parameters", {"rope_theta": "x"}, "rope_theta is 'x' (it must be a number"),
     ],
 )
 def test_a_damaged_field_is_refused_by_name(key: str, value: object, said: str) -> None:
@@ -195,5 +195,5 @@ def test_a_missing_field_is_refused_by_name() -> None:
 def test_weights_of_another_shape_are_refused(tmp_path: Path, key: str, value: int, tensor: str) -> None:
     Decoder(SMALLEST).save(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**SMALLEST.to_dict(), key: value}), encoding="utf-8")
-    with pytest.raises(NovaError, match=f"tensor '.*{tensor}.*' does not fit config.json"):
+    with pytest.raises(NovaError, match=f"tensor '.*{tensor}.*' does not match config.json"):
         Decoder.load(tmp_path)

@@ -84,8 +84,8 @@ def test_a_models_code_does_not_run_and_nobody_is_asked(odd: str, mark: Path) ->
     with pytest.raises(NovaError) as raised:
         load(odd)
     assert str(raised.value) == (
-        f"{odd}: the model brings Python code of its own, which is not run "
-        f"(read that code, and if you trust it, set trust_remote_code={odd})"
+        f"{odd}: the model contains custom Python code, which is not run by default "
+        f"(review the code, and if you trust it, set trust_remote_code={odd})"
     )
     assert not mark.exists()
 
@@ -101,7 +101,7 @@ def test_a_tokenizers_code_does_not_run(odd: str, mark: Path) -> None:
         tokenizer_class="OddTokenizer",
         auto_map={"AutoTokenizer": ["odd_code.OddTokenizer", None]},
     )
-    with pytest.raises(NovaError, match=r"which is not run \(read that code"):
+    with pytest.raises(NovaError, match=r"which is not run by default \(review the code"):
         load(odd)
     assert not mark.exists()
 
@@ -146,8 +146,8 @@ def test_pickled_weights_are_read_only_where_the_user_says_so(pickled: str) -> N
     with pytest.raises(NovaError) as raised:
         load(pickled)
     assert str(raised.value) == (
-        f"{pickled}: the weights are in a pickle file (pytorch_model.bin), a format that can hold code "
-        f"(save the model as safetensors, or, if you trust whoever made it, set trust_pickle={pickled})"
+        f"{pickled}: the weights are in a pickle file (pytorch_model.bin), which can contain code "
+        f"(save the model as safetensors, or if you trust its author, set trust_pickle={pickled})"
     )
     ours = load(pickled, trust=Trust(pickles=(pickled,)))
     wanted = torch.load(Path(pickled, "pytorch_model.bin"), weights_only=True)
@@ -168,7 +168,7 @@ def test_torchs_advice_to_run_a_pickle_reaches_nobody(pickled: str, mark: Path) 
         with pytest.raises(NovaError) as raised:
             load(pickled, trust=Trust(pickles=(pickled,)))
         said = str(raised.value)
-        assert "a pickle file holds something else than tensors, or is damaged; it is not read" in said
+        assert "a pickle file contains something other than tensors or is damaged, so it is not read" in said
         assert "weights_only" not in said and not mark.exists()
 
 
@@ -181,6 +181,6 @@ def test_both_files_are_there_and_the_safe_one_is_read(pickled: str, mark: Path,
 def test_a_script_in_a_folder_of_data_does_not_run(tmp_path: Path, mark: Path) -> None:
     (folder := tmp_path / "rows").mkdir()
     (folder / "rows.py").write_text(f"open({str(mark)!r}, 'w')\nimport datasets\n")
-    with pytest.raises(NovaError, match="could not be read as a data set"):
+    with pytest.raises(NovaError, match="could not be loaded as a dataset"):
         list(from_hub(str(folder), None, "train"))
     assert not mark.exists()

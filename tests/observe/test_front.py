@@ -67,7 +67,7 @@ def test_the_front_is_strong_and_named_and_the_rest_pale(tmp_path: Path, drawn: 
     assert {note.get_text(): note.xy for note in labels(plot)} == {run.name: run.vector for run in RUNS[:3]}
     assert (plot.get_xlabel(), plot.get_ylabel()) == ("score (more is better)", "KL (less is better)")
     assert drawn[0].get_suptitle() == "sort"
-    caption = "3 of 4 checkpoints are not dominated · bars: ± 1 standard error · hypervolume 0.19 over (0.2, 0.5)"
+    caption = "3 of 4 checkpoints are non-dominated · bars: ± 1 standard error · hypervolume 0.19 over (0.2, 0.5)"
     assert drawn[0].get_supxlabel() == caption
 
 
@@ -90,7 +90,7 @@ def test_without_reference_a_line_and_no_shade(tmp_path: Path, drawn: list[Figur
     stair = max(plot.get_lines(), key=lambda line: len(line.get_xdata()))
     corners = [(0.4, 0.1), (0.4, 0.2), (0.7, 0.2), (0.7, 0.4), (0.9, 0.4)]
     assert list(zip(stair.get_xdata(), stair.get_ydata(), strict=True)) == [pytest.approx(corner) for corner in corners]
-    assert drawn[0].get_supxlabel() == "3 of 4 checkpoints are not dominated"
+    assert drawn[0].get_supxlabel() == "3 of 4 checkpoints are non-dominated"
 
 
 def test_error_bars_are_one_standard_error(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -126,7 +126,7 @@ def test_no_label_covers_another_or_leaves_its_panel(tmp_path: Path, drawn: list
     [([], ["a", "b"]), (RUNS, ["a"]), (RUNS, ["a", "b", "c"]), ([*RUNS, Evaluated("odd", (1.0,))], "ab")],
 )
 def test_mistakes_are_said(tmp_path: Path, runs: list[Evaluated], names: list[str]) -> None:
-    with pytest.raises(NovaError, match=r"two objectives|scores, one for each"):
+    with pytest.raises(NovaError, match=r"two objectives|scores: "):
         draw_front(runs, tmp_path / "f.png", names)
 
 

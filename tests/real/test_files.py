@@ -41,7 +41,7 @@ def test_the_real_pairs_run_as_they_are_but_for_eight() -> None:
     told: list[BadRow] = []
     pairs, counts = load_pairs(file, Reading(TOKENIZER, 4096, report=told.append))
     assert (counts.read, counts.used, counts.refused, len(pairs)) == (2000, 1992, 8, 1992)
-    empty, apart = "the answer is empty", "shares no prompt with chosen: they differ before the answer"
+    empty, apart = "the answer is empty", "has a different prompt than chosen"
     expected = dict.fromkeys((87, 517, 926, 1104), empty) | dict.fromkeys((1255, 1689, 1951, 1953), apart)
     assert {int(row.where.rpartition(":")[2]): row.reason for row in told} == expected
     assert {row.field for row in told} == {"chosen", "rejected"}

@@ -102,12 +102,12 @@ def test_options_change_the_rows_and_the_name() -> None:
         ("zzz", {}, "one of sort, arithmetic, lexical, sentiment, bandit"),
         ("sort", {"dificulty": 5}, "did you mean difficulty"),
         ("bandit", {"difficulty": 5}, "task=bandit has no options"),
-        ("sort", {"difficulty": 99}, "task_options.difficulty: is 99, not from 4 to 7"),
+        ("sort", {"difficulty": 99}, "task_options.difficulty: must be from 4 to 7, not 99"),
         ("sort", {"difficulty": "five"}, "is 'five', not a whole number"),
         ("sort", {"difficulty": 5.0}, "is 5.0, not a whole number"),
         ("sort", {"difficulty": True}, "is True, not a whole number"),
         ("lexical", {"brevity_penalty_scale": "x"}, "is 'x', not a number"),
-        ("lexical", {"brevity_penalty_scale": float("nan")}, "is nan, not from 0 to 100"),
+        ("lexical", {"brevity_penalty_scale": float("nan")}, "must be from 0 to 100, not nan"),
     ],
 )
 def test_mistakes_are_said(name: str, options: dict[str, object], what: str) -> None:

@@ -1,11 +1,11 @@
-"""Advantages of whole trajectories from their rewards: how much better than a baseline each one did.
+"""Advantages of whole trajectories: their rewards relative to a baseline.
 
 All functions are per trajectory, [R] -> [R], in the dtype of the rewards. `group` holds arbitrary int64 ids, one per
-trajectory: equal ids are samples of one prompt, groups may differ in size and be interleaved. Greedy rollouts that only
-serve as a baseline are no samples: leave them out first.
+trajectory: equal ids are samples of one prompt; groups may differ in size and be interleaved. Exclude greedy rollouts
+that only serve as a baseline.
 
-Rewards are shifted by the smallest of their group before they are averaged, so that equal rewards give exactly 0,
-whatever their value, and no rounding error is ever divided by a small deviation.
+Rewards are shifted by the minimum of their group before averaging, so that equal rewards give exactly 0 and no rounding
+error is divided by a small deviation.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def ema_baseline(rewards: Tensor, ema: float | None, *, beta: float = 0.9) -> tu
 
         ema' = beta ema + (1 - beta) mean(R)
 
-    None is an average of nothing: the first batch has no baseline and its mean becomes the average. Updating before
-    use, as is often done, would put the sample's own reward into its baseline and scale the gradient by
-    1 - (1 - beta)/R. The average is a plain number because it is saved in the checkpoint; an empty batch leaves it be.
+    With None the first batch has no baseline and its mean becomes the average. Updating before use, as is often done,
+    would include the sample's own reward in its baseline and scale the gradient by 1 - (1 - beta)/R. The average is a
+    plain float because it is saved in checkpoints; an empty batch does not change it.
     """
     advantage = rewards if ema is None else rewards - ema
     if rewards.numel() == 0:
@@ -39,8 +39,8 @@ def scst(rewards: Tensor, greedy: Tensor) -> Tensor:
     """A = R - R_greedy: self-critical sequence training (https://arxiv.org/abs/1612.00563).
 
     greedy [R]: for each trajectory the reward of the greedy rollout of the same prompt. Unbiased: the greedy answer
-    does not depend on the sample. ReMax (https://arxiv.org/abs/2310.10505) found the same rule again for language
-    models, one sample and one greedy answer per prompt: `remax` is this function.
+    does not depend on the sample. ReMax (https://arxiv.org/abs/2310.10505) uses the same rule for language models, with
+    one sample and one greedy answer per prompt: `remax` is this function.
     """
     return rewards - greedy
 
@@ -49,11 +49,11 @@ remax = scst
 
 
 def batch(rewards: Tensor, group: Tensor, *, norm_std: bool = False, eps: float = 1e-6) -> Tensor:
-    """A = R - mean(R) over the batch of B trajectories, their own included, whatever their groups; divided by
-    (std(R) + eps) if `norm_std`.
+    """A = R - mean(R) over the batch of B trajectories, regardless of groups and including the trajectory itself;
+    divided by (std(R) + eps) if `norm_std`.
 
-    The expected gradient points the right way but is (1 - 1/B) times the true one; a batch of one learns nothing. With
-    the deviation it is plain REINFORCE++ (see `reinforce_pp`), the fallback where every prompt is sampled once.
+    The expected gradient is (1 - 1/B) times the true one; a batch of one has no gradient. With the deviation it is
+    plain REINFORCE++ (see `reinforce_pp`), for one sample per prompt.
     """
     return _standardised(rewards, torch.zeros_like(group), norm_std=norm_std, eps=eps)
 
@@ -61,9 +61,9 @@ def batch(rewards: Tensor, group: Tensor, *, norm_std: bool = False, eps: float 
 def group(rewards: Tensor, group: Tensor, *, norm_std: bool = False, eps: float = 1e-6) -> Tensor:
     """A = R - mean_group(R), divided by (std_group(R) + eps) if `norm_std`.
 
-    Without the deviation: Dr. GRPO (https://arxiv.org/abs/2503.20783), (1 - 1/k) times the true gradient in
-    expectation, k the group's size. With it: GRPO (https://arxiv.org/abs/2402.03300); the deviation is the sample one,
-    sqrt(sum (R - mean)^2 / (k - 1)), as in TRL. A group of one, or of equal rewards, gets exactly 0.
+    Without the deviation: Dr. GRPO (https://arxiv.org/abs/2503.20783), (1 - 1/k) times the true gradient in expectation
+    for group size k. With it: GRPO (https://arxiv.org/abs/2402.03300); the deviation is the sample deviation, sqrt(sum
+    (R - mean)^2 / (k - 1)), as in TRL. A group of one, or of equal rewards, gets exactly 0.
     """
     return _standardised(rewards, group, norm_std=norm_std, eps=eps)
 
@@ -71,23 +71,23 @@ def group(rewards: Tensor, group: Tensor, *, norm_std: bool = False, eps: float 
 def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
     """A_i = R_i - (1/(k-1)) sum_{j != i} R_j = k/(k-1) (R_i - mean): RLOO (https://arxiv.org/abs/2402.14740).
 
-    Unbiased. A group of one has nobody to be compared with and gets 0.
+    Unbiased. A group of one gets 0.
     """
     centred, index, size = _centred(rewards, group)
     return centred * (size / (size - 1).clamp(min=1))[index]
 
 
 def reinforce_pp(rewards: Tensor, group: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """A = (R - mean_group(R)) / (std + eps), the deviation over the whole batch: REINFORCE++-baseline
+    """A = (R - mean_group(R)) / (std + eps), with the deviation of the whole batch: REINFORCE++-baseline
     (https://arxiv.org/abs/2501.03262).
 
-    The group's mean takes away how hard the prompt is, the batch's deviation only the scale: a group that hardly varies
-    keeps its small advantages, which GRPO's own deviation would blow up. Centred groups need no second centring, so
-    that a group of equal rewards, or of one, stays at exactly 0. The deviation, the sample one, knows the sample: the
-    expected gradient is (1 - 1/k) grad J over a constant only as the batch grows.
+    The group's mean removes the difficulty of the prompt, the batch's deviation only the scale: a group with little
+    variation keeps its small advantages, which GRPO's group deviation would amplify. Centred groups are not centred
+    again, so a group of one or of equal rewards stays at exactly 0. The (sample) deviation depends on the sample: the
+    expected gradient is (1 - 1/k) grad J over a constant only for large batches.
 
     Every trajectory counts once in the deviation. To count every token once, as implementations that whiten per token
-    do, call `group` and then `whiten`. Plain REINFORCE++, for one sample per prompt, has no groups: R less the KL
+    do, call `group` and then `whiten`. Plain REINFORCE++, for one sample per prompt, has no groups: R minus the KL
     penalty, whitened over the batch: `batch(..., norm_std=True)`.
     """
     centred = _centred(rewards, group)[0]
@@ -95,33 +95,33 @@ def reinforce_pp(rewards: Tensor, group: Tensor, *, eps: float = 1e-6) -> Tensor
 
 
 def opo(rewards: Tensor, group: Tensor, *, lengths: Tensor) -> Tensor:
-    """A_i = R_i - sum_j l_j R_j / sum_j l_j over the group, l the numbers of tokens [R]: OPO
+    """A_i = R_i - sum_j l_j R_j / sum_j l_j over the group, with l the number of tokens [R]: OPO
     (https://arxiv.org/abs/2505.23585).
 
-    Among all constant baselines E[|grad log pi|^2 R] / E[|grad log pi|^2] gives the smallest variance; where an
-    answer's squared gradient is proportional to its length, that is the length-weighted mean. The baseline holds the
+    Among all constant baselines, E[|grad log pi|^2 R] / E[|grad log pi|^2] gives the smallest variance; if the squared
+    gradient of an answer is proportional to its length, that is the length-weighted mean. The baseline includes the
     sample's own reward, with a weight that depends on its length: the expected gradient is
 
         E[(1/L) sum_{j != i} l_j (R_i - R_j) grad log pi(y_i)],   L = sum_j l_j,
 
-    (1 - 1/k) grad J for equal lengths (then it is `group`) and biased otherwise. A group of one, or of equal rewards,
-    gets exactly 0.
+    which is (1 - 1/k) grad J for equal lengths (as in `group`) and biased otherwise. A group of one, or of equal
+    rewards, gets exactly 0.
     """
     return _centred(rewards, group, lengths.to(rewards.dtype))[0]
 
 
 def whiten(advantage: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """(A - mean) / (std + eps) over the masked entries, 0 elsewhere; any shape, the mask of the same shape.
+    """(A - mean) / (std + eps) over the masked entries, 0 elsewhere; any shape, equal to that of the mask.
 
-    Over all of them at once, never per trajectory, which would erase what distinguishes good trajectories from bad
-    ones. The deviation is the sample one; equal entries, a single one among them, give exactly 0.
+    Computed over all entries at once, not per trajectory, which would remove the difference between good and bad
+    trajectories. Uses the sample deviation; equal entries, or a single one, give exactly 0.
     """
     chosen = _centred(advantage[mask], advantage.new_zeros(int(mask.sum()), dtype=torch.int64))[0]
     return torch.zeros_like(advantage).masked_scatter(mask, chosen / (_deviation(chosen) + eps))
 
 
 def zero_variance_groups(rewards: Tensor, group: Tensor) -> Tensor:
-    """How many groups have equal rewards throughout, and so no gradient: int64, 0-d. A group of one is such a group."""
+    """The number of groups with all rewards equal, which have no gradient: int64, 0-d. Includes groups of one."""
     ids, index = torch.unique(group, return_inverse=True)
     low, high = (_extreme_by(rewards, index, len(ids), how) for how in ("amin", "amax"))
     return (low == high).sum()
@@ -131,20 +131,20 @@ def _standardised(rewards: Tensor, group: Tensor, *, norm_std: bool, eps: float)
     centred, index, size = _centred(rewards, group)
     if not norm_std:
         return centred
-    # Squares in 64 bits: those of rewards beyond 1e19 would be infinite in 32, and every advantage 0.
+    # Squares in float64: in float32, rewards beyond 1e19 would give infinite squares and advantages of 0.
     std = (_sum_by(centred.double().square(), index, len(size)) / (size - 1).clamp(min=1)).sqrt().to(centred)
     return centred / (std[index] + eps)
 
 
 def _deviation(centred: Tensor) -> Tensor:
-    """The sample deviation of values whose mean is 0, 0-d; squares in 64 bits, as above."""
+    """The sample deviation of values with mean 0, 0-d; squares in float64, as above."""
     return (centred.double().square().sum() / max(centred.numel() - 1, 1)).sqrt().to(centred)
 
 
 def _centred(rewards: Tensor, group: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """(R less its group's weighted mean, each trajectory's group as an index 0..G-1, the weight of each group [G]).
+    """(R minus its group's weighted mean, the group index 0..G-1 of each trajectory, the weight of each group [G]).
 
-    Without weights everyone counts 1. A group that weighs nothing has a mean of its smallest reward.
+    Default weights are 1. The mean of a group with weight 0 is its smallest reward.
     """
     ids, index = torch.unique(group, return_inverse=True)
     weight = torch.ones_like(rewards) if weight is None else weight

@@ -1,4 +1,4 @@
-"""Advantages of macro-steps: several tokens that count as one action, as a line of a proof or a turn of a game."""
+"""Advantages of macro-steps: several tokens that form one action, such as a line of a proof or a turn of a game."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def segment_gae(
     gamma: float = 1.0,
     lam: float = 0.95,
 ) -> tuple[Tensor, Tensor]:
-    """GAE over macro-steps, the same advantage for every token of a step; shapes, dtypes and gaps as in `gae`.
+    """GAE over macro-steps: all tokens of a step have the same advantage. Shapes, dtypes and gaps as in `gae`.
 
         A_i = delta_i + gamma lam A_{i+1},   delta_i = r_i + gamma V(s_{i+1}) - V(s_i),   returns A_i + V(s_i)
 
-    segment [S, T]: int ids, nondecreasing along a row; neighbours among the chosen tokens with equal ids form step i.
-    Its value is that of its first token, the only one that is read; its reward is the sum of its tokens'; gamma
-    discounts once per step. Ids outside the mask are not read, so a step goes on across a gap if its id does.
+    segment [S, T]: int ids, nondecreasing along a row; consecutive chosen tokens with equal ids form step i. Its value
+    is that of its first token (others are not read), its reward the sum over its tokens; gamma discounts once per step.
+    Ids outside the mask are not read, so a step continues across a gap if its id does.
 
-    With every token a step of its own this is `gae`. With gamma=1, lam=0 and values by fresh continuations it is
-    VinePPO (https://arxiv.org/abs/2410.01679): A_i = r_i + V(s_{i+1}) - V(s_i).
+    If every token is its own step, this is `gae`. With gamma=1, lam=0 and values by fresh continuations it is VinePPO
+    (https://arxiv.org/abs/2410.01679): A_i = r_i + V(s_{i+1}) - V(s_i).
     """
     tokens = Steps.of(rewards, values, mask, bootstrap)
     ids = tokens.gather(segment)
-    # The first token of a row starts a step whatever its id.
+    # The first token of a row always starts a step.
     starts = tokens.present & torch.cat([torch.ones_like(mask[:, :1]), ids[:, 1:] != ids[:, :-1]], dim=1)
     owner = (starts.cumsum(1) - 1).clamp(min=0)
     count = starts.sum(1, keepdim=True)

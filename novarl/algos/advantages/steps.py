@@ -1,7 +1,7 @@
-"""Steps out of columns: what the policy chose in each row, side by side, with the gaps between its turns closed.
+"""Convert columns to steps: the tokens chosen by the policy in each row, without the gaps between its turns.
 
-A row of tokens holds prompts, padding and the turns of an environment beside what the policy chose. Only the latter are
-steps: the step after a chosen token is the next chosen token, however many columns lie between.
+A row also contains prompts, padding and environment turns. Only chosen tokens are steps: the step after a chosen token
+is the next chosen token, regardless of the columns in between.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from novarl.core.errors import NovaError
 class Steps:
     """The steps of S rows, left-aligned: [S, T], 0 past the last of a row.
 
-    `reward` r_t; `value` V(s_t); `next_value` V(s_{t+1}), the bootstrap at the last step; `present` where there is a
-    step, `last` the last of each row. `order` is the column that each step came from, `dtype` that of the results.
+    `reward` r_t; `value` V(s_t); `next_value` V(s_{t+1}), the bootstrap at the last step; `present` marks steps and
+    `last` the last of each row. `order` is the original column of each step, `dtype` that of the results.
     """
 
     reward: Tensor
@@ -32,7 +32,7 @@ class Steps:
 
     @classmethod
     def of(cls, rewards: Tensor, values: Tensor, mask: Tensor, bootstrap: Tensor) -> Steps:
-        """Rewards outside the mask go to the chosen column before them, or, where there is none, to the row's first."""
+        """Rewards outside the mask are added to the preceding chosen column or else to the row's first."""
         _check(rewards, values, mask, bootstrap)
         dtype = torch.promote_types(rewards.dtype, values.dtype)
         work = torch.promote_types(dtype, torch.float32)
@@ -62,7 +62,7 @@ class Steps:
         return self.reward + gamma * self.next_value - self.value
 
     def log_ratio(self, logp: Tensor, behavior_logp: Tensor) -> Tensor:
-        """log pi / mu of each step, 0 past the last; their difference is taken in the wider of all dtypes."""
+        """log pi / mu of each step, 0 past the last; the difference is computed in the widest dtype."""
         wide = torch.promote_types(torch.promote_types(logp.dtype, behavior_logp.dtype), self.value.dtype)
         return (self.gather(logp).to(wide) - self.gather(behavior_logp).to(wide)).to(self.value.dtype)
 
@@ -71,7 +71,7 @@ class Steps:
         return torch.where(self.present, self.log_ratio(logp, behavior_logp).exp(), 0.0)
 
     def spread(self, advantage: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-        """Both back in the columns that their steps came from, 0 elsewhere."""
+        """Scatter both back to their original columns, 0 elsewhere."""
 
         def back(by_step: Tensor) -> Tensor:
             kept = torch.where(self.present, by_step, 0.0).to(self.dtype)
@@ -101,10 +101,10 @@ def _check(rewards: Tensor, values: Tensor, mask: Tensor, bootstrap: Tensor) -> 
         raise NovaError(f"mask is {mask.dtype}, not bool", where="advantages", fix="pass mask.bool()")
     if mask.ndim != 2 or rewards.shape != mask.shape or values.shape != mask.shape:
         shapes = f"rewards {list(rewards.shape)}, values {list(values.shape)}, mask {list(mask.shape)}"
-        raise NovaError(f"{shapes} are not all of one shape [S, T]", where="advantages")
+        raise NovaError(f"{shapes} must all have the same shape [S, T]", where="advantages")
     if bootstrap.shape != mask.shape[:1]:
         raise NovaError(
             f"bootstrap has shape {list(bootstrap.shape)}, not [{mask.shape[0]}]",
             where="advantages",
-            fix="pass one value per row, 0 where the row ended by itself",
+            fix="pass one value per row, 0 if the row terminated",
         )

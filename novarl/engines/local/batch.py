@@ -1,8 +1,8 @@
-"""The requests being decoded: one step for all of them, with arrivals before it and departures after it.
+"""The batch of requests being decoded: each step adds new requests, samples a token for all, and removes finished ones.
 
-Requests with one prompt that arrive together are one branch as long as they sample the same tokens, and a branch is
-one row of what is computed: it is fed once, its logits serve all its requests, and it forks where they choose unlike
-tokens. Each request chooses by its own noise, so nothing that is sampled depends on it.
+Requests with the same prompt that arrive together form one branch as long as they sample the same tokens. A branch is
+one row of the computation: it is fed once, its logits serve all its requests, and it forks when they sample different
+tokens. Each request uses its own noise, so branches do not affect what is sampled.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from novarl.engines.local.shared_prefix import SharedPrefixes
 from novarl.engines.local.stops import Decode, StopRule
 
 _SHORT = 96
-"""Rows with up to this many tokens are read together, those with up to twice as many, and so on: in each run of rows
-attention reads as many slots as the longest needs, and each run costs some launches."""
+"""Rows are grouped by length: up to this many tokens, up to twice as many, and so on. Within a group attention reads as
+many slots as the longest row needs; each group costs some kernel launches."""
 
 _BRANCH = np.dtype([("before", np.int64), ("length", np.int64), ("last", np.int64), ("lane", np.int64)])
 _STATE = np.dtype([("branch", np.int64), ("count", np.int64), ("limit", np.int64), ("slot", np.int64)])
 _SAMPLED = np.dtype([("token", np.int64), ("logp", np.float32), ("kept_logmass", np.float32), ("version", np.int64)])
 
 _FIRST_SLOTS = 512
-"""Room for tokens to begin with, where a request may need it; doubled when it is full."""
+"""Initial token capacity, if a request may need it; doubled when full."""
 
 _FIRST_COLUMNS = 64
-"""Room for sampled tokens to begin with; doubled when it is full."""
+"""Initial capacity for sampled tokens; doubled when full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a request has that is no counter: its random stream, how it stops, where eos is not all, and the supports
-    of its tokens so far, where they are recorded."""
+    """The state of a request besides counters: its random stream, its stop rule (if more than eos), and the recorded
+    supports of its tokens."""
 
     request: Request
     stream: int
@@ -58,13 +58,12 @@ class Running:
 class Batch:
     """Up to `max_batch` requests decoded side by side.
 
-    Branches are always rows 0 .. branches - 1 of the cache, long ones before short ones so that attention need not read
-    for all what the longest needs: arrivals are appended, and rows move when others have ended or they have outgrown
-    their size, which costs a copy of them and nothing per step. A long prompt is kept once for all of its branches,
-    whose rows then hold what they have sampled alone. Counters live in arrays: for each branch `length`, the tokens of
-    its row, `before`, those that come before them, in lane `lane` of `Prefixes` (-1: none), and `last`, the token to
-    feed next; for each request, in the order of branches, what it has sampled so far is row `slot` of another array,
-    and becomes tuples when it ends.
+    Branches are always rows 0 .. branches - 1 of the cache, sorted by length group with long ones first: new ones are
+    appended, and rows move when others have finished or they have outgrown their group, which costs one copy and
+    nothing per step. A long prompt is stored once for all of its branches, whose rows then hold only sampled tokens.
+    Counters are arrays. Per branch: `length`, the tokens of its row; `before`, the tokens of its prompt in lane `lane`
+    of `Prefixes` (-1: none); `last`, the next token to feed. Sampled tokens are stored in row `slot` of another array
+    per request, in the order of branches, and become tuples when the request ends.
     """
 
     def __init__(self, runner: ModelRunner, decode: Decode, *, max_batch: int, eos_ids: Sequence[int]) -> None:
@@ -85,7 +84,7 @@ class Batch:
 
     @property
     def free(self) -> int:
-        """How many more requests may arrive."""
+        """The number of requests that can be added."""
         return self._max_batch - len(self._running)
 
     def __len__(self) -> int:
@@ -94,11 +93,11 @@ class Batch:
     def step(
         self, arrivals: Sequence[tuple[Sequence[Request], Prefill]], version: int
     ) -> list[tuple[Request, Completion]]:
-        """Sample one token of every request: of those here by feeding their last token, of arrivals after their prompt.
+        """Sample one token for every request: running ones continue from their last token, new ones from their prompt.
 
-        Returns the requests that ended with it. `version` is that of the weights, written beside each token.
+        Returns the requests that finished. `version` of the weights is recorded with each token.
         """
-        # Decoding goes first: the rows that pad it to a multiple of ROWS are those that arrivals will overwrite.
+        # Decode first: its padding rows (to a multiple of ROWS) are those that new requests will overwrite.
         logits = [self._decode_branches()] if self._running else []
         if arrivals:
             self._add(arrivals, version)
@@ -106,7 +105,7 @@ class Batch:
             self._parameters = Parameters.of(streams, samplings, self._runner.device)
             self._watch()
             logits += [prefill.logits[None] for _, prefill in arrivals]
-        every = logits[0] if len(logits) == 1 else torch.cat(logits)  # which copies even one
+        every = logits[0] if len(logits) == 1 else torch.cat(logits)  # torch.cat would copy a single one too
         branch, device = self._state["branch"], self._runner.device
         if len(branch) > len(every):
             every = every[torch.from_numpy(branch).to(device)]
@@ -114,12 +113,12 @@ class Batch:
         return self._accept(choose(every, self._parameters, position), version)
 
     def drop_cancelled(self) -> None:
-        """Let go of the requests that nobody waits for any more."""
+        """Remove requests that were cancelled."""
         waited_for = np.array([not one.request.future.done() for one in self._running], bool)
         self._keep(np.flatnonzero(waited_for), self._branches["last"][self._state["branch"]])
 
     def _decode_branches(self) -> Tensor:
-        """Logits [branches, V] after feeding every branch's last token. Rows that only pad feed slot 0 of an idle
+        """Logits [branches, V] after feeding every branch's last token. Padding rows write to slot 0 of an unused
         row."""
         size = len(self._branches)
         width = round_up(size, ROWS)
@@ -134,15 +133,14 @@ class Batch:
         return self._runner.decode(fed, at, self._cache, segments, self._shared)[:size]
 
     def _make_room(self, arriving: int) -> None:
-        """Rows of the cache for so many more requests, if each comes to a branch of its own: twice as many as before or
-        all that there may be."""
+        """Reserve cache rows for more requests, one branch each: double the number, up to the maximum."""
         needed = round_up(len(self) + arriving, ROWS)
         if needed > self._cache.rows:
             rows = min(round_up(self._max_batch, ROWS), max(needed, 2 * self._cache.rows))
             self._cache.reserve(0, rows=rows, held=len(self._branches))
 
     def _add(self, arrivals: Sequence[tuple[Sequence[Request], Prefill]], version: int) -> None:
-        """Give the requests of each prompt, which the weights of `version` have run, a branch that holds it."""
+        """Add a branch for the requests of each prompt, which was prefilled with weights of `version`."""
         first = len(self._branches)
         self._make_room(sum(len(requests) for requests, _ in arrivals))
         state: list[tuple[int, int, int, int]] = []
@@ -167,13 +165,13 @@ class Batch:
         self._branches = np.concatenate([self._branches, np.array(branches, _BRANCH)])
         self._cache.reserve(room, held=first)
         for cache, pairs in copies.items():
-            # What lies beyond a shorter prompt comes along: finite, and hidden until it is overwritten.
+            # Values beyond a shorter prompt are copied too: they are finite, and masked until overwritten.
             longest = max(len(prefill.prompt) for _, prefill in pairs)
             rows, origins = [row for row, _ in pairs], [prefill.row for _, prefill in pairs]
             self._cache.insert(rows, cache, origins, length=longest)
 
     def _rule(self, request: Request) -> StopRule | None:
-        """How a request stops beside eos, if it does."""
+        """The stop rule of a request besides eos, if any."""
         sampling, prompt = request.sampling, request.prompt
         if not sampling.stop and not sampling.stop_tokens:
             return None
@@ -181,15 +179,15 @@ class Batch:
         return StopRule(sampling.stop_tokens, sampling.stop, self._decode, begun=begun)
 
     def _watch(self) -> None:
-        """Which requests have a rule of their own to stop."""
+        """Find the requests that have a stop rule."""
         self._watched = [index for index, one in enumerate(self._running) if one.stops is not None]
 
     def _accept(self, choice: Choice, version: int) -> list[tuple[Request, Completion]]:
-        """Record one chosen token a request, and let the requests that end with it go."""
+        """Record one chosen token per request and remove the requests that finish."""
         state = self._state
         tokens, logp = choice.token.cpu().numpy(), choice.logp.cpu().numpy()
         if not np.isfinite(logp).all():
-            raise NovaError("the model's logits are not finite", where="sampling", fix="the weights have diverged")
+            raise NovaError("the model's logits are not finite", where="sampling", fix="the weights may have diverged")
         if state["count"].max() == self._sampled.shape[1]:
             self._sampled = np.concatenate([self._sampled, np.zeros_like(self._sampled)], axis=1)
         here = state["slot"], state["count"]
@@ -219,7 +217,7 @@ class Batch:
         return finished
 
     def _unparted(self, tokens: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """The token that each branch goes on with; None where one forks, or its place is not of its size any more."""
+        """The next token of each branch, or None if one forks or has to move to another length group."""
         if len(self._places) != len(self._branches) or (self._sizes(self._branches["length"]) != self._places).any():
             return None
         branch = self._state["branch"]
@@ -242,7 +240,7 @@ class Batch:
         )
 
     def _keep(self, staying: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Requests `staying` stay, those of one branch together as far as they have the same of `tokens`."""
+        """Keep the requests `staying`; those of one branch stay together if they chose the same of `tokens`."""
         state = self._state[staying]
         chosen = state["branch"] * self._runner.vocabulary + tokens[staying]
         _, first, branch = np.unique(chosen, return_index=True, return_inverse=True)
@@ -262,8 +260,8 @@ class Batch:
         self._watch()
 
     def _settle(self, parents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where branches go that are now in rows `parents` (rising), as `places.settle` says."""
-        lengths = self._branches["length"][parents]  # with the token just chosen, which has no slot yet
+        """The new rows of branches that are now in rows `parents` (ascending), by `cache_rows.settle`."""
+        lengths = self._branches["length"][parents]  # including the token just chosen, which has no slot yet
         sizes = self._sizes(lengths)
         self._places = -np.sort(-sizes)
         places, movers = settle(parents, sizes)
@@ -272,8 +270,8 @@ class Batch:
         return places
 
     def _sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """0 for rows of up to _SHORT tokens, 1 for those of up to twice as many, and so on; in a cache that is cut into
-        slabs, how many of them a row has filled."""
+        """The length group: 0 for rows of up to _SHORT tokens, 1 for up to twice as many, and so on; with slabs, the
+        number of slabs a row has filled."""
         if not self._runner.reads_segments:
             return np.zeros_like(lengths)
         if self._cache.slab is not None:
@@ -281,7 +279,7 @@ class Batch:
         return np.ceil(np.log2(np.maximum(lengths, _SHORT) / _SHORT)).astype(np.int64)
 
     def _segments(self, width: int) -> list[Segment]:
-        """The runs of rows of a size in rows 0 .. width - 1; those that pad go with the last."""
+        """The segments of equal length group in rows 0 .. width - 1; padding rows belong to the last."""
         starts = [0, *(np.flatnonzero(np.diff(self._places)) + 1).tolist()]
         lengths = self._branches["length"]
         ends = [*starts[1:], len(lengths)]

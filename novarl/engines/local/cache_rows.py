@@ -1,4 +1,4 @@
-"""Where the rows of a cache go when some of them are left, so that few move and long ones come first."""
+"""Assign cache rows after some have finished, so that few move and long ones come first."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 
 def settle(parents: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where rows go of which those with numbers `parents` (rising) are left: to rows 0 .. n - 1, the largest of `sizes`
-    first. One that is in a place of its size stays there; others of the same number are copies of it. Returns the new
-    places, and the indices of those that move."""
+    """Assign the remaining rows `parents` (ascending) to rows 0 .. n - 1, largest of `sizes` first. A row that is
+    already in a place of its size stays; repeated entries are copies. Returns the new places and the indices of the
+    rows that move."""
     ordered = -np.sort(-sizes)
     settled = parents < len(parents)
     settled[1:] &= parents[1:] != parents[:-1]
@@ -22,7 +22,7 @@ def settle(parents: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArra
 
 
 def others(places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Of 0 .. count - 1 those that are not among `places`."""
+    """The numbers 0 .. count - 1 that are not in `places`."""
     free = np.ones(count, bool)
     free[places] = False
     return np.flatnonzero(free)

@@ -1,9 +1,9 @@
-"""The built-in decoder's forward pass for sampling: the numbers of `transformer.Decoder` by fewer, cheaper steps.
+"""The built-in decoder's forward pass for sampling: the same results as `transformer.Decoder` with fewer operations.
 
-Left out are the modules' calls, norms in six kernels, a copy of the residual at every addition, and a boolean mask that
-every layer turns into numbers; queries, keys and values come from one product. It works on the learner's own tensors
-where it can, and on copies of them otherwise: in 16 bits, stacked, or in the layout that the CPU multiplies fastest
-(`matrices`). Copies are made at the first forward pass after a `refresh`, and gone at the next `refresh`.
+It avoids module calls, norms in six kernels, copies of the residual, and converting a boolean mask in every layer;
+queries, keys and values come from one product. It uses the learner's own tensors if possible, and otherwise copies: in
+16 bits, stacked, or in the CPU's fastest layout (`matrices`). Copies are made in the first forward pass after a
+`refresh` and released by the next `refresh`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from novarl.models.transformer import (
 _MODULES = {Decoder, Backbone, nn.ModuleList, Layer, Attention, MLP, RMSNorm, nn.Identity, Linear, Embedding}
 
 Segment = tuple[int, int, int]
-"""Rows start .. stop - 1, whose queries read `extent` slots of the cache: (start, stop, extent)."""
+"""(start, stop, extent): the queries of rows start .. stop - 1 read `extent` slots of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """One layer's weights; `project` [(H + 2 Hkv) Dh, D] stacks those of queries, keys and values, `bias` (or None) is
-    added to the three. `gain` [H + Hkv, Dh] holds the weights of the norms of queries and keys, 1 where there are none,
-    those of queries with the attention's scale 1 / sqrt(Dh) in them."""
+    """One layer's weights. `project` [(H + 2 Hkv) Dh, D] stacks the query, key and value projections, with optional
+    `bias`. `gain` [H + Hkv, Dh] holds the norm weights of queries and keys (1 without norm); those of queries include
+    the attention scale 1 / sqrt(Dh)."""
 
     attention_norm: Tensor
     project: Matrix
@@ -75,7 +75,7 @@ class _Weights:
 
 
 def _weight(linear: nn.Module) -> Tensor:
-    """The weight [N, K] of a linear layer, with what its adapter adds."""
+    """The weight [N, K] of a linear layer, including its adapter."""
     weight: Tensor = linear.weight  # type: ignore[assignment]
     return weight.detach() if type(linear) is Linear else adapted_weight(linear)
 
@@ -86,8 +86,8 @@ def _bias(linear: nn.Module) -> Tensor | None:
 
 
 def is_plain(model: nn.Module) -> TypeGuard[Decoder]:
-    """Whether `LeanDecoder` computes what `model` does: a built-in decoder of its own modules alone, without hooks; its
-    linear layers may have adapters."""
+    """Whether `LeanDecoder` supports `model`: a built-in decoder with original modules and no hooks; adapters are
+    fine."""
     return isinstance(model, Decoder) and _is_plain(model)
 
 
@@ -100,10 +100,10 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 class LeanDecoder:
-    """Runs a `Decoder` over a `KVCache`: any number of tokens a row, fastest for one.
+    """Runs a `Decoder` with a `KVCache`: any number of tokens per row, fastest for one.
 
-    `dtype` is that of the products with weights, the cache's that of attention; the residual stream, norms and
-    rotations keep the weights' own. Call `refresh` after the weights have changed.
+    `dtype` is used for products with weights, the dtype of the cache for attention; residual stream, norms and rotary
+    embeddings use that of the weights. Call `refresh` after the weights have changed.
     """
 
     def __init__(self, model: Decoder, dtype: torch.dtype) -> None:
@@ -112,7 +112,7 @@ class LeanDecoder:
         self._cos = self._sin = torch.empty(0)
 
     def refresh(self) -> None:
-        """Let go of what was made from the weights as they were."""
+        """Release everything derived from the old weights."""
         self._layers = []
 
     def _weights(self) -> list[_Weights]:
@@ -124,26 +124,26 @@ class LeanDecoder:
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """The cache's dtype with which this is fastest: on a CPU never one of 16 bits, whose scores would be rounded in
-        small products, and whose fused kernel is several times slower."""
+        """The fastest cache dtype: on a CPU never 16-bit, for which scores would be rounded in small products and the
+        fused kernel is several times slower."""
         weight = self._model.norm.weight
         return weight.dtype if weight.device.type == "cpu" else self._dtype
 
     @property
     def slab(self) -> int | None:
-        """The slots of a slab, if a cache for decoding should be cut into slabs."""
+        """The slab size, if a cache for decoding should be divided into slabs."""
         return SLAB if self._model.norm.weight.device.type == "cpu" else None
 
     @property
     def step(self) -> int:
-        """The slots that attention should read a multiple of."""
+        """Attention should read a multiple of this many slots."""
         config = self._config
         return step_of(config.num_attention_heads // config.num_key_value_heads * config.head_dim)
 
     @property
     def shared_queries(self) -> int | None:
-        """Query heads to a key head, if rows may share the keys of what they begin with: in slabs, of several key heads
-        (a batch of one product is no batch to PyTorch), and where the machine's products allow it."""
+        """Query heads per key head, if rows can share the keys of a common prefix: this requires slabs, several key
+        heads (PyTorch treats a batch of one product differently), and suitable CPU products."""
         config = self._config
         if self.slab is None or config.num_key_value_heads == 1 or not stands_alone(config.head_dim, self.cache_dtype):
             return None
@@ -151,7 +151,7 @@ class LeanDecoder:
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all slots so far; longer caches bring others."""
+        """Cosines and sines of all slots so far; longer caches extend them."""
         return self._cos, self._sin
 
     def hidden(
@@ -165,16 +165,16 @@ class LeanDecoder:
     ) -> Tensor:
         """Hidden states [B, L, D] after the final norm, for tokens [B, L] at `slots` [B, L] of rows 0 on.
 
-        `segments` cut the rows into runs, each with the number of slots that its queries read. `read` (rows [R], places
-        [R]) are the tokens whose hidden states are wanted, [R, 1, D], the i-th one of row i; those beyond B only pad,
-        in rows of the cache that hold nothing. Of other tokens the last layer computes no more than what it attends by.
-        With `prefixes`, L = 1 and a row's slots follow the prefix that it continues.
+        `segments` divide the rows into ranges, each with the number of slots its queries read. `read` (rows [R], places
+        [R]) are the tokens whose hidden states are returned, [R, 1, D], the i-th in row i; entries beyond B are padding
+        in unused cache rows. For other tokens the last layer computes only keys and values. With `prefixes`, L = 1 and
+        a row's slots follow its prefix.
         """
         dtype, size = self._dtype, self._config.head_dim
         heads, key_heads = self._config.num_attention_heads, self._config.num_key_value_heads
         queries, keys, half = heads * size, (heads + key_heads) * size, size // 2
         layers, shape, count = self._weights(), tokens.shape, tokens.numel()
-        idle = layers[0].project.rows(count) - count  # rows at the end that only make products faster
+        idle = layers[0].project.rows(count) - count  # padding rows that make products faster
         x = self._model.embed_tokens.weight.detach()[F.pad(tokens.flatten(), (0, idle))]
         eps = torch.full((), self._config.rms_norm_eps, dtype=x.dtype, device=x.device)
         longest = max(extent for _, _, extent in segments)
@@ -182,7 +182,7 @@ class LeanDecoder:
         positions, most = (slots, 0) if prefixes is None else (slots + prefixes.before, prefixes.longest)
         cos, sin = self._rotation(F.pad(positions.flatten(), (0, idle)), cache.capacity + most)
         attend = _Attention(slots, cache, segments, heads, key_heads, prefixes)
-        # Every layer writes to the same memory, so that it is cut into its parts once.
+        # Every layer writes to the same buffer, so its views are made once.
         plain, turned = x.new_empty(2, len(x), heads + key_heads, size)
         (first, second), (left, right) = plain.split(half, -1), turned.split(half, -1)
         states = turned if x.dtype == cache.dtype else torch.empty_like(turned, dtype=cache.dtype)
@@ -227,10 +227,10 @@ class LeanDecoder:
 
 
 class _Attention:
-    """The attention of every layer of one forward pass; the masks are made once.
+    """The attention of all layers of one forward pass; masks are made once.
 
-    Where rows have one query each, two batches of small products are 2 to 3 times as fast on a CPU as the fused kernel.
-    Their scores would be rounded to 16 bits, so 16-bit caches keep the kernel, for which a cache has one slab.
+    With one query per row, two batched products are 2 to 3 times as fast on a CPU as the fused kernel. Their scores
+    would be rounded to 16 bits, so 16-bit caches use the kernel, which requires a cache with one slab.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class _Attention:
             self._masks = [attention_mask(positions[start:stop], extent) for start, stop, extent in segments]
 
     def __call__(self, query: Tensor, layer: int, out: Tensor) -> None:
-        """query [B, L, H, Dh], already scaled, to mixed values, written to `out` [B * L, H * Dh]."""
+        """query [B, L, H, Dh], already scaled, to attention outputs, written to `out` [B * L, H * Dh]."""
         if self._by_products:
             self._products(query, layer, out)
         else:
@@ -287,29 +287,29 @@ class _Attention:
 def _parts(
     width: int, longest: int, segments: Sequence[Segment], key_heads: int
 ) -> Iterator[tuple[slice, slice, slice, slice]]:
-    """For each slab the rows that read it and which of its slots, and where their scores are: pairs of a row and a key
-    head, and slots of the whole cache. Rows before one that reads a slab read it too."""
+    """For each slab, the rows that read it, its slots, and the position of their scores: (row, key head) pairs and
+    slots of the whole cache. If a row reads a slab, all earlier rows do too."""
     for start in range(0, longest, width):
         reading = [(stop, extent - start) for _, stop, extent in segments if extent > start]
-        # A batch of one product is no batch to PyTorch, and has other bits.
+        # PyTorch computes a batch of one product differently, with different bits.
         rows = max(2 if key_heads == 1 else 1, *(stop for stop, _ in reading))
         slots = min(width, max(slots for _, slots in reading))
         yield slice(0, rows), slice(0, slots), slice(0, rows * key_heads), slice(start, start + slots)
 
 
 def _as_scores(visible: Tensor, heads: int, key_heads: int, dtype: torch.dtype) -> Tensor:
-    """bool [B, 1, 1, K] to what is added to scores, 0 or -inf, for each row and key head: [B * Hkv, H / Hkv, K]."""
+    """bool [B, 1, 1, K] to an additive mask of 0 or -inf for each row and key head: [B * Hkv, H / Hkv, K]."""
     mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
     return mask.expand(-1, heads, 1, -1).reshape(len(mask) * key_heads, heads // key_heads, -1)
 
 
 def _normalised(x: Tensor, gain: Tensor, eps: Tensor, out: Tensor | None = None) -> Tensor:
-    """gain * x / sqrt(mean(x^2) + eps) over the last axis, into `out` where it is given; from |x|, one kernel where a
-    mean of squares is two."""
+    """gain * x / sqrt(mean(x^2) + eps) over the last axis, into `out` if given; computed from |x|, which takes one
+    kernel instead of two."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.mul(x, torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_(), out=out).mul_(gain)
 
 
 def _as(dtype: torch.dtype, x: Tensor) -> Tensor:
-    """x in `dtype`, without the call where it is: that takes as long as a small product."""
+    """x in `dtype`, without a call if it already is: the call takes as long as a small product."""
     return x if x.dtype == dtype else x.to(dtype)

@@ -1,7 +1,7 @@
 """The in-process engine: continuous batching on the learner's own weights.
 
 Callers await `sample`; one asyncio task, the driver, steps all rows together while there are requests, admits waiting
-ones as rows end, and lets the event loop turn between steps, so that rewards and new requests run meanwhile.
+ones as rows finish, and yields to the event loop between steps, so that rewards and new requests can run.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from novarl.engines.local.requests import Queue, Request, checked_limit
 from novarl.engines.local.runner import ModelRunner, Prefill
 
 KEPT_SLOTS = 4096
-"""Prefills are kept for whoever begins alike while they take no more than this many slots of key/value cache."""
+"""Prefills are kept for reuse up to this many slots of KV cache."""
 
 
 class LocalEngine:
     """Samples completions from a model in this process; implements `novarl.core.types.Engine`.
 
-    A request's result depends on the weights, its tokens, its sampling and its key alone: whatever runs beside it,
-    tokens and log-probabilities are the same. On a CPU they are the same bits, where MKL_CBWR was set as
-    `core.processor` says before torch loaded (`runner` says how; a mixture of experts is the exception).
+    A request's result depends only on the weights, its tokens, its sampling parameters and its key, not on concurrent
+    requests. On a CPU it is bit-identical if MKL_CBWR was set according to `core.processor` before torch was loaded
+    (see `runner`; mixtures of experts are the exception).
 
     An engine may serve several event loops, one after the other (`asyncio.run` makes a new one each time). A completion
-    ends at any of `eos_ids` or of its own stop tokens and strings, at its max_tokens, or where `context` (the longest
-    sequence, prompt included) is full.
+    ends at any of `eos_ids`, at its own stop tokens and strings, at its max_tokens, or when `context` (the maximum
+    sequence length, including the prompt) is full.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LocalEngine:
     async def sample(self, tokens: Sequence[int], sampling: Sampling, *, key: str) -> Completion:
         """Sample one completion of the prompt `tokens`. `key` names the request's random stream under sampling.seed.
 
-        Raises NovaError if the prompt is empty, foreign to the model or as long as the context, or a sampling value
+        Raises NovaError if the prompt is empty, has unknown token ids or fills the context, or if a sampling value is
         out of range. If sampling itself fails, every request in flight raises that exception.
         """
         if self._closed:
@@ -73,9 +73,9 @@ class LocalEngine:
         request = Request(prompt, sampling, key, limit, loop.create_future())
         self._outstanding.add(request)
         self._queue.put(request)
-        if self._driver is None or self._driver.done():  # one that was cancelled before its first step never took leave
+        if self._driver is None or self._driver.done():  # a driver cancelled before its first step did not clean up
             self._driver = loop.create_task(self._drive(), name="novarl-local-engine")
-            # The requests have the driver's exception; asyncio need not report it once more.
+            # The requests already have the driver's exception; asyncio need not report it again.
             self._driver.add_done_callback(lambda driver: driver.cancelled() or driver.exception())
         try:
             return await request.future
@@ -86,11 +86,11 @@ class LocalEngine:
             self._outstanding.discard(request)
 
     def publish(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None:
-        """Sample from new weights from the next token on; `version` is recorded with each token.
+        """Use new weights from the next token on; `version` is recorded with each token.
 
-        None: the engine shares the learner's modules, and they have changed. Otherwise named tensors are copied in,
-        all or none: NovaError if a name is unknown or missing, or a shape differs. Requests in flight go on with the
-        keys and values they have.
+        None: the engine shares the learner's modules, which have changed. Otherwise all named tensors are copied, or
+        none: NovaError if a name is unknown or missing, or a shape differs. Requests in flight keep their keys and
+        values.
         """
         if weights is not None:
             _copy_weights(self._runner.model, dict(weights))
@@ -99,7 +99,7 @@ class LocalEngine:
         self._recent.clear()
 
     def close(self) -> None:
-        """Cancel what is being sampled (those who wait get CancelledError) and refuse further requests."""
+        """Cancel all requests (callers get CancelledError) and refuse further ones."""
         self._closed = True
         driver, self._driver = self._driver, None
         if driver is not None and not driver.get_loop().is_closed():
@@ -107,7 +107,7 @@ class LocalEngine:
             self._end_requests(asyncio.CancelledError())
 
     async def _drive(self) -> None:
-        """Step until nobody waits. Nothing of a stretch outlives it: idle, an engine holds no cache and no weights."""
+        """Step until there are no requests. An idle engine holds no cache and no copies of weights."""
         try:
             self._runner.refresh()
             batch = Batch(self._runner, self._decode, max_batch=self._max_batch, eos_ids=self._eos_ids)
@@ -126,17 +126,17 @@ class LocalEngine:
             self._end_requests(_no_memory(error) if out_of_memory(error) else error)
             raise
         finally:
-            # In the same breath as the last look at the queue: no request can fall between.
+            # No await since the last look at the queue, so no request can be missed.
             self._driver = None
             self._recent.clear()
             self._runner.refresh()
 
     def _arrivals(self, free: int) -> list[tuple[list[Request], Prefill]]:
-        """Take up to `free` waiting requests, with one prefill for each prompt.
+        """Take up to `free` waiting requests, with one prefill per prompt.
 
-        The latest prefills are kept: where the batch is full, the rest of a group arrives later, and a conversation
-        that goes on, or another continuation of the same beginning, repeats what has been run. (What rows decoded is
-        not kept for that: run as a prompt it has other last bits, and would depend on what was still there.)
+        The latest prefills are kept for reuse: if the batch is full, the rest of a group arrives later, and later turns
+        of a conversation begin with the same tokens. (Decoded tokens are not reused: prefilled, they have other last
+        bits, so results would depend on what was cached.)
         """
         groups = []
         while requests := self._queue.take(free):
@@ -147,7 +147,7 @@ class LocalEngine:
         asked = dict.fromkeys(requests[0].prompt for requests in groups)
         new = self._runner.prefill([prompt for prompt in asked if prompt not in self._recent], self._recent.values())
         prefills = self._recent | {prefill.prompt: prefill for prefill in new}
-        # Those just asked for come last, and the oldest go first; the very last stays in any case.
+        # The most recently used come last, and the oldest are dropped first; the last one always stays.
         self._recent = {prompt: prefill for prompt, prefill in prefills.items() if prompt not in asked}
         self._recent |= {prompt: prefills[prompt] for prompt in asked}
         while len(self._recent) > 1 and _slots(self._recent.values()) > KEPT_SLOTS:
@@ -155,7 +155,7 @@ class LocalEngine:
         return [(requests, prefills[requests[0].prompt]) for requests in groups]
 
     def _end_requests(self, error: BaseException) -> None:
-        """Nobody waits for ever: hand `error` to every request, or cancel it where the driver was cancelled."""
+        """Pass `error` to every request, or cancel them if the driver was cancelled."""
         self._queue.clear()
         for request in self._outstanding:
             if not request.future.done():
@@ -173,22 +173,22 @@ class LocalEngine:
         self._queue.clear()
         self._outstanding.clear()
         self._driver.get_coro().close()
-        self._driver = None  # where it had not begun, closing it ran nothing of it
+        self._driver = None  # if it had not started, closing it ran no code
 
 
 def _no_memory(error: BaseException) -> NovaError:
-    fix = "lower rollout.max_batch or rollout.max_tokens; a run goes on from its last save with resume=auto"
-    return NovaError(f"memory ran out ({first_line(error)})", where="sampling", fix=fix)
+    fix = "lower rollout.max_batch or rollout.max_tokens; resume=auto continues the run from its last checkpoint"
+    return NovaError(f"out of memory ({first_line(error)})", where="sampling", fix=fix)
 
 
 def _slots(prefills: Iterable[Prefill]) -> int:
-    """The memory that prefills hold, in slots of one row; those that were run together share a cache."""
+    """The memory of prefills in slots of one row; those run together share a cache."""
     caches = {id(prefill.cache): prefill.cache for prefill in prefills}
     return sum(cache.rows * cache.capacity for cache in caches.values())
 
 
 def sample_all(engine: LocalEngine, requests: Iterable[tuple[Sequence[int], Sampling, str]]) -> list[Completion]:
-    """Sample many requests (tokens, sampling, key) from code that is not asynchronous; results in their order."""
+    """Sample many requests (tokens, sampling, key) from synchronous code; results are in order."""
 
     async def gather() -> list[Completion]:
         return await asyncio.gather(*(engine.sample(tokens, sampling, key=key) for tokens, sampling, key in requests))
@@ -197,7 +197,7 @@ def sample_all(engine: LocalEngine, requests: Iterable[tuple[Sequence[int], Samp
 
 
 def _copy_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy named tensors over the model's parameters (and buffers, where given), after checking all of them."""
+    """Copy named tensors to the model's parameters (and given buffers), after checking all of them."""
     own = {**dict(model.named_buffers()), **dict(model.named_parameters(remove_duplicate=False))}
     unknown = sorted(weights.keys() - own.keys())
     given = {id(own[name]) for name in weights.keys() & own.keys()}
@@ -205,7 +205,7 @@ def _copy_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     if unknown or missing:
         names = ", ".join((unknown or missing)[:3])
         raise NovaError(
-            f"published weights {'hold unknown' if unknown else 'lack'} {names}",
+            f"published weights {'contain unknown' if unknown else 'lack'} {names}",
             fix="publish all of this model's weights",
         )
     for name, tensor in weights.items():

@@ -1,4 +1,4 @@
-"""A matrix of weights as the sampler multiplies by it: often, by few rows, and without gradients."""
+"""Weight matrices for sampling: many products with few rows and no gradients."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor
 from novarl.kernels.products import can_pack, full_rows, pack
 
 EVEN, GRAIN = 64, 32768
-"""Of how many numbers each thread's part of an activation is a multiple: the last ones of a part that fill no vector
-are taken one by one, and come out with other bits (64: two vectors of 16-bit numbers in AVX-512). And the most numbers
-for which PyTorch takes no further thread."""
+"""Each thread's part of an activation is a multiple of this: remainders that do not fill a vector are computed one by
+one, with different bits (64: two vectors of 16-bit numbers in AVX-512). The second constant is the size up to which
+PyTorch uses one thread."""
 
 
 class Matrix:
-    """A weight [N, K]: x [R, K] to x @ weight.T [R, N], and what a layer does with that."""
+    """A weight [N, K]: x [R, K] to x @ weight.T [R, N], with fused operations."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
         self._turned = weight.t()
 
     def rows(self, count: int) -> int:
-        """How many rows to bring for `count` of them, at least as many: what is in the others does not matter."""
+        """The padded row count for `count` rows; the contents of padding rows do not matter."""
         return count
 
     def times(self, x: Tensor) -> Tensor:
@@ -53,16 +53,15 @@ class Matrix:
 
 
 SOON = 1 << 20
-"""Numbers of a weight that products have read before it is packed. About here, bringing a small weight into oneDNN's
-layout at every product has cost as much as a copy, which is mostly preparation."""
+"""Weight elements read by products before the weight is packed. Around here, converting a small weight to oneDNN's
+layout in every product has cost as much as a packed copy."""
 
 
 class PackedMatrix(Matrix):
-    """A weight that oneDNN multiplies by, in its own layout, into which it would be brought at every product otherwise;
-    activations and residuals are part of the product. A small weight is no copy until it has been read often; the bits
-    are the same.
+    """A weight in oneDNN's internal layout, which avoids converting it in every product; activations and residuals are
+    fused. A small weight is copied only after frequent use; the bits are the same.
 
-    A row's bits are the same whatever rows are beside it, from two rows on.
+    From two rows on, the bits of a row do not depend on the other rows.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -85,7 +84,7 @@ class PackedMatrix(Matrix):
         return self._with(x, total, "add") if total.dtype == x.dtype else total.add_(self.times(x))
 
     def _packed(self) -> Tensor:
-        """The weight for one more product."""
+        """The weight for the next product."""
         if not self._weight.is_mkldnn:
             self._read += self._weight.numel()
             if self._read > SOON:
@@ -102,5 +101,5 @@ class PackedMatrix(Matrix):
 
 
 def as_matrix(weight: Tensor) -> Matrix:
-    """The weight in the faster form that this machine has for it; a copy, or the weight itself."""
+    """The weight in the fastest form for this machine: a copy, or the weight itself."""
     return PackedMatrix(weight) if can_pack(weight) else Matrix(weight)

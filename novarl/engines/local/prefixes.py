@@ -1,4 +1,4 @@
-"""The prompts that requests being decoded continue: the keys and values of each are kept once."""
+"""Shared prompts of running requests, whose keys and values are stored once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from novarl.engines.local.runner import ModelRunner, Prefill
 from novarl.engines.local.shared_prefix import SharedPrefixes, places_for
 
 LONG = 128
-"""Prompts of so many tokens are kept once, shorter ones with each of their rows: sharing costs some launches. A rule of
-the prompt alone, so that no bits depend on who else is there."""
+"""Prompts of at least this many tokens are shared, shorter ones are copied to each row, because sharing costs some
+launches. The rule depends on the prompt only, so bits do not depend on other requests."""
 
 
 class Prefixes:
-    """Each long prompt of a batch in a lane of its own, as long as a row continues it, and one for each version of the
-    weights that it was run by; none where the runner cannot share."""
+    """One lane per long prompt and version of the weights, as long as a row continues it; none if sharing is not
+    supported."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._queries = runner.shared_queries
@@ -27,7 +27,7 @@ class Prefixes:
         self._prompts: list[tuple[tuple[int, ...], int]] = []
 
     def add(self, prefills: Sequence[Prefill], version: int) -> list[int]:
-        """The lane of each prompt, which the weights of `version` have run; -1 for those that are not shared."""
+        """The lane of each prompt, prefilled with weights of `version`; -1 if not shared."""
         held = len(self._prompts)
         lanes = {named: lane for lane, named in enumerate(self._prompts)}
         new: dict[int, Prefill] = {}
@@ -50,7 +50,7 @@ class Prefixes:
         return found
 
     def keep(self, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Let go of the prompts that none of `lanes` names; returns where those went."""
+        """Drop prompts that are not in `lanes`; returns the new lanes."""
         if not self._prompts:
             return lanes
         used = np.unique(lanes[lanes >= 0])
@@ -61,7 +61,7 @@ class Prefixes:
             self._cache.move(places[movers].tolist(), used[movers].tolist(), int(lengths[movers].max()))
         ordered = dict(zip(places.tolist(), prompts, strict=True))
         self._prompts = [ordered[lane] for lane in range(len(ordered))]
-        moved = np.full(lanes.max(initial=0) + 2, -1)  # one more than lanes: where -1 looks, and finds -1
+        moved = np.full(lanes.max(initial=0) + 2, -1)  # one extra entry, so that -1 maps to -1
         moved[used] = places
         return moved[lanes]
 
@@ -69,7 +69,7 @@ class Prefixes:
         return -(-lengths // (self._cache.slab or self._cache.capacity))
 
     def shared(self, lanes: NDArray[np.int64], width: int) -> SharedPrefixes | None:
-        """What rows in these lanes, of a batch padded to `width`, continue; None if nothing is shared."""
+        """The prefixes of rows in these lanes, for a batch padded to `width`; None if nothing is shared."""
         if self._queries is None or not self._prompts:
             return None
         held = np.bincount(lanes[lanes >= 0], minlength=len(self._prompts))
@@ -83,7 +83,7 @@ class Prefixes:
         before = np.zeros((width, 1), np.int64)
         before[sharing, 0] = np.array(lengths)[lanes[sharing]]
         if len(sharing) == len(lanes):
-            # In the order of rows, those that pad the batch at the first place.
+            # In the order of rows; padding rows use the first place.
             where = np.zeros(width, np.int64)
             where[sharing] = places
             places = where

@@ -1,4 +1,4 @@
-"""Sampling without a cache: for modules of the user's own, every step runs all sequences from their first token."""
+"""Sampling without a cache, for user-defined modules: every step recomputes all sequences from the first token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from novarl.models.plain import PlainModel
 
 @dataclass(slots=True)
 class Running:
-    """A request, and what it has sampled: (token, log-probability, log of the mass kept, version, support) each."""
+    """A request and its sampled tokens: (token, log-probability, log of the kept mass, version, support) each."""
 
     request: Request
     stream: int
@@ -31,8 +31,8 @@ class Running:
 
 
 class RecomputeEngine:
-    """Samples from a `PlainModel`; implements `novarl.core.types.Engine`. Requests that wait at the same time are
-    sampled side by side, up to `max_batch` of them, padded to the longest."""
+    """Samples from a `PlainModel`; implements `novarl.core.types.Engine`. Waiting requests are sampled in batches of up
+    to `max_batch`, padded to the longest."""
 
     def __init__(
         self, model: PlainModel, tokenizer: Tokenizer, *, eos_ids: Sequence[int], context: int, max_batch: int = 256
@@ -56,13 +56,13 @@ class RecomputeEngine:
         return await request.future
 
     def publish(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None:
-        """The engine shares the learner's module, which has changed; named tensors are copied into it."""
+        """None: the engine shares the learner's module, which has changed. Named tensors are copied into it."""
         if weights is not None:
             self._model.module.load_state_dict(dict(weights))
         self.version = version
 
     def close(self) -> None:
-        """Cancel what is being sampled."""
+        """Cancel all requests."""
         if self._driver is not None and not self._driver.get_loop().is_closed():
             self._driver.cancel()
 
@@ -70,7 +70,7 @@ class RecomputeEngine:
         running: list[Running] = []
         try:
             while True:
-                await asyncio.sleep(0)  # whoever asks in this turn joins the batch
+                await asyncio.sleep(0)  # requests made in the same turn join the batch
                 room = self._max_batch - len(running)
                 arrivals, self._waiting = self._waiting[:room], self._waiting[room:]
                 running += [self._begin(request) for request in arrivals if not request.future.done()]
@@ -94,7 +94,7 @@ class RecomputeEngine:
         return Running(request, derive(sampling.seed, request.key), stops)
 
     def _step(self, running: list[Running]) -> list[Running]:
-        """One token more for each; those that go on."""
+        """Sample one token for each and return the unfinished ones."""
         choice = self._choose(running)
         columns = zip(choice.token.tolist(), choice.logp.tolist(), choice.kept_logmass.tolist(), strict=True)
         going_on = []

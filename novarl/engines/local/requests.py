@@ -1,4 +1,4 @@
-"""Requests for completions, and the queue in which they wait."""
+"""Requests for completions, and their queue."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from novarl.core.types import COLDEST, Completion, Sampling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One completion to sample: a checked prompt, how to sample it, the key of its random stream, and the future that
-    will hold the result. `limit` is how many tokens it may have: max_tokens, or what the context leaves."""
+    """One completion to sample: a validated prompt, sampling parameters, the key of its random stream, and the future
+    for the result. `limit` is the maximum number of tokens: max_tokens, or what the context leaves."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -25,19 +25,19 @@ class Request:
 
 
 def checked_limit(prompt: Sequence[int], sampling: Sampling, *, context: int, vocabulary: int) -> int:
-    """How many tokens a request may sample; NovaError if it cannot be served as it is."""
+    """The maximum number of tokens a request may sample. Raises NovaError if the request is invalid."""
     if not prompt:
-        raise NovaError("the prompt has no tokens", fix="give at least one token, for example the bos token")
+        raise NovaError("the prompt is empty", fix="pass at least one token, for example the bos token")
     if len(prompt) >= context:
         raise NovaError(
-            f"the prompt has {len(prompt)} tokens and the model's context is {context}, which leaves no room to answer",
+            f"the prompt has {len(prompt)} tokens, which fills the model's context of {context}",
             fix=f"shorten the prompt to at most {context - 1} tokens",
         )
     least, most = min(prompt), max(prompt)
     if least < 0 or most >= vocabulary:
         raise NovaError(
-            f"the prompt has token ids from {least} to {most}, the model has ids from 0 to {vocabulary - 1}",
-            fix="use the tokenizer that belongs to the model",
+            f"the prompt has token ids from {least} to {most}, but the model has ids from 0 to {vocabulary - 1}",
+            fix="use the model's own tokenizer",
         )
     ranges = {
         "temperature": (sampling.temperature == 0 or sampling.temperature >= COLDEST, f"0 or at least {COLDEST:g}"),
@@ -45,7 +45,7 @@ def checked_limit(prompt: Sequence[int], sampling: Sampling, *, context: int, vo
         "top_p": (0 < sampling.top_p <= 1, "above 0 and at most 1 (1: off)"),
         "min_p": (0 <= sampling.min_p <= 1, "from 0 to 1 (0: off)"),
         "max_tokens": (sampling.max_tokens >= 1, "at least 1"),
-        "stop": (all(sampling.stop), "strings that are not empty"),
+        "stop": (all(sampling.stop), "non-empty strings"),
         "answered": (0 <= sampling.answered <= len(prompt), f"from 0 to {len(prompt)}, the length of the prompt"),
     }
     for name, (good, wanted) in ranges.items():
@@ -53,15 +53,14 @@ def checked_limit(prompt: Sequence[int], sampling: Sampling, *, context: int, vo
             raise NovaError(f"{name} is {getattr(sampling, name)!r}", where=f"sampling.{name}", fix=f"use {wanted}")
     if sampling.records and vocabulary > LARGEST_VOCABULARY:
         raise NovaError(
-            f"truncated sampling records which tokens were possible of at most {LARGEST_VOCABULARY} token ids, and the "
-            f"model has {vocabulary}",
-            fix="train with rollout.top_k=0, rollout.top_p=1 and rollout.min_p=0",
+            f"truncated sampling supports at most {LARGEST_VOCABULARY} token ids, but the model has {vocabulary}",
+            fix="use rollout.top_k=0, rollout.top_p=1 and rollout.min_p=0",
         )
     return min(sampling.max_tokens, context - len(prompt))
 
 
 class Queue:
-    """Waiting requests, oldest prompt first; those with equal prompts stand together, to share one prefill."""
+    """Waiting requests, oldest prompt first; equal prompts are grouped to share one prefill."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[int, ...], deque[Request]] = {}
@@ -73,7 +72,7 @@ class Queue:
         self._groups.setdefault(request.prompt, deque()).append(request)
 
     def take(self, most: int) -> list[Request]:
-        """Up to `most` requests with equal prompts, in their order; those that were cancelled meanwhile are dropped."""
+        """Up to `most` requests with equal prompts, in order; cancelled ones are dropped."""
         while self._groups and most > 0:
             prompt, group = next(iter(self._groups.items()))
             taken: list[Request] = []
@@ -88,7 +87,7 @@ class Queue:
         return []
 
     def clear(self) -> list[Request]:
-        """Empty the queue; what was in it."""
+        """Empty the queue and return its contents."""
         requests = [request for group in self._groups.values() for request in group]
         self._groups.clear()
         return requests

@@ -1,9 +1,9 @@
-"""The model as the sampler sees it: prompts go in and logits come out, then one token a row at a time.
+"""Run a model for sampling: prefill prompts, then decode one token per row at a time.
 
-Bits. On a CPU, with MKL_CBWR set as `core.processor` says before torch loads, the numbers of a row are the same bits
-whichever rows are computed with it, because matrix products have a multiple of ROWS rows, attention always gets an
-explicit mask, and it reads as many slots as `kv_cache.extent` says. Without any one of these they are not. (A mixture
-of experts multiplies as many rows by an expert as were routed to it, so its last bits do depend on the company.)
+Reproducibility: on a CPU, with MKL_CBWR set according to `core.processor` before torch is loaded, the results of a row
+are bit-identical whatever other rows are in the batch. This requires that matrix products have a multiple of ROWS rows,
+that attention always has an explicit mask, and that it reads `kv_cache.extent` slots. (In a mixture of experts the rows
+per expert vary with the batch, so the last bits do depend on it.)
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from novarl.models.compiled import uncompiled
 from novarl.models.forward import autocast, backbone, head
 
 ROWS = 4
-"""Matrix products get a multiple of this many rows: from 4 on, in steps of 4, a row's product has the same bits."""
+"""Matrix products have a multiple of this many rows: from 4 on, in steps of 4, a row's bits are the same."""
 
 COLUMNS, BLOCK = 16, 2048
-"""The head's product on a CPU: rows in a multiple of the one, tokens of the vocabulary in blocks of the other, whose
-logits a core's cache holds until they are transposed."""
+"""For the head's product on a CPU: the row multiple, and the vocabulary block whose logits fit in a core's cache until
+they are transposed."""
 
 PREFILL_TOKENS = 2048
-"""Prompts are prefilled together up to this many tokens, padding included; a longer prompt goes alone."""
+"""Maximum tokens of a prefill batch, including padding; a longer prompt runs alone."""
 
 SHARED = 16
-"""The least number of tokens that are worth sharing between two prompts."""
+"""The minimum number of tokens worth sharing between two prompts."""
 
 FORWARD_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
-"""What a forward pass raises that was given a cache or a mask it does not understand."""
+"""Exceptions of a forward pass that does not support the cache or mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A prompt, where its keys and values are (a row of `cache`), and the logits [V] of the token after it."""
+    """A prompt, its keys and values (a row of `cache`), and the logits [V] of the next token."""
 
     prompt: tuple[int, ...]
     cache: KVCache
@@ -57,10 +57,10 @@ class Prefill:
 
 
 class ModelRunner:
-    """Runs a decoder-only model on a KVCache, without gradients and with dropout off.
+    """Runs a decoder-only model with a KVCache, without gradients and dropout.
 
     `model` is novarl's Decoder or any transformers causal LM whose cache is one key and one value per token; others are
-    refused by name when the runner is made. Layers run under autocast if `compute_dtype` is a 16-bit type.
+    rejected when the runner is created. Layers run under autocast if `compute_dtype` is a 16-bit type.
     """
 
     def __init__(self, model: nn.Module, *, compute_dtype: torch.dtype | None = None, pad_id: int = 0) -> None:
@@ -74,26 +74,26 @@ class ModelRunner:
         self._recorded = RecordedSteps(self._step, self._tables) if records(model) else None
         self.refresh()
         self._check_cache()
-        self.refresh()  # what the check made need not wait for the first request
+        self.refresh()  # free what the check allocated
 
     @property
     def reads_segments(self) -> bool:
-        """Whether `decode` reads no more of the cache than each segment says; otherwise as much as the longest row."""
+        """Whether `decode` reads only the extent of each segment; otherwise it reads that of the longest row."""
         return self._lean is not None and self._recorded is None
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """What a cache of keys and values should hold."""
+        """The dtype of the KV cache."""
         return self.dtype if self._lean is None else self._lean.cache_dtype
 
     def new_cache(self) -> KVCache:
-        """A cache for `decode`, without room as yet."""
+        """An empty cache for `decode`."""
         slab = None if self._lean is None else self._lean.slab
         return KVCache(0, 0, dtype=self.cache_dtype, slab=slab, step=self._step_of_slots)
 
     @property
     def shared_queries(self) -> int | None:
-        """Query heads to a key head, if `decode` can read what rows begin with once for all of them."""
+        """Query heads per key head, if `decode` can read shared prefixes once for all rows."""
         return None if self._lean is None else self._lean.shared_queries
 
     @property
@@ -101,7 +101,7 @@ class ModelRunner:
         return STEP if self._lean is None else self._lean.step
 
     def refresh(self) -> None:
-        """Let go of copies of the weights, which may have changed; new ones are made when they are needed."""
+        """Release copies of the weights, which may have changed; new ones are made on demand."""
         self._head = None
         if self._recorded is not None:
             self._recorded.forget()
@@ -115,10 +115,10 @@ class ModelRunner:
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[tuple[int, ...]], known: Iterable[Prefill] = ()) -> list[Prefill]:
-        """Run prompts, those of like length together, and return them in their order.
+        """Run prompts in batches of similar length and return them in order.
 
-        A prompt that begins as one of `known` does, or as another of `prompts`, is run from there on alone; the bits
-        are the same, since what is run at once is padded to a multiple of ROWS tokens.
+        The common prefix with one of `known` or another of `prompts` is not recomputed; the bits are the same, because
+        batches are padded to a multiple of ROWS tokens.
         """
         done: dict[int, Prefill] = {}
         turns, after = _turns(prompts, known)
@@ -133,8 +133,8 @@ class ModelRunner:
         return [done[index] for index in range(len(prompts))]
 
     def _prefill(self, work: Sequence[tuple[tuple[int, ...], tuple[Prefill, int] | None]]) -> list[Prefill]:
-        """Run prompts side by side, each after what it shares with another prefill and how many tokens that is (None:
-        nothing), padded to a common width after its end, where no token of it looks."""
+        """Run a batch of right-padded prompts, each after the prefix of a given length that it shares with another
+        prefill (None: nothing)."""
         starts = [0 if shared is None else shared[1] for _, shared in work]
         rests = [prompt[start:] for (prompt, _), start in zip(work, starts, strict=True)]
         width = round_up(max(map(len, rests)), ROWS)
@@ -146,7 +146,7 @@ class ModelRunner:
             if shared is not None:
                 cache.insert([row], shared[0].cache, [shared[0].row], length=shared[1])
         positions = torch.arange(width, device=self.device) + torch.tensor(starts, device=self.device)[:, None]
-        # What follows the last layer's attention has a multiple of ROWS rows too: the first is repeated.
+        # The operations after the last attention also need a multiple of ROWS rows: the first row is repeated.
         rows = torch.tensor([*range(len(work)), *[0] * (cache.rows - len(work))], device=self.device)
         last = torch.tensor([len(rest) - 1 for rest in rests], device=self.device)[rows]
         segments = [(0, len(work), slots)]
@@ -164,10 +164,10 @@ class ModelRunner:
         segments: Sequence[Segment],
         prefixes: SharedPrefixes | None = None,
     ) -> Tensor:
-        """Logits [B, V] after feeding one token a row [B] at `slots` [B], which follow the row's prefix if there are
-        `prefixes`; B a multiple of ROWS.
+        """Logits [B, V] after feeding one token per row [B] at `slots` [B] (after the row's prefix, with `prefixes`).
+        ROWS divides B.
 
-        `segments` cut the rows into runs, each with the number of slots that it needs to read.
+        `segments` divide the rows into ranges, each with the number of slots to read.
         """
         if self._recorded is not None and self._lean is not None:
             return self._recorded(tokens, slots, cache, max(extent for _, _, extent in segments))
@@ -176,12 +176,12 @@ class ModelRunner:
             return self._logits(hidden[:, 0].contiguous())
 
     def _step(self, tokens: Tensor, positions: Tensor, cache: KVCache, slots: int) -> Tensor:
-        """`decode` of rows that all read the same number of slots, as it is recorded."""
+        """`decode` for rows that all read the same number of slots, which can be captured."""
         hidden = self._hidden(tokens[:, None], positions[:, None], cache, [(0, len(tokens), slots)])
         return self._logits(hidden[:, 0].contiguous())
 
     def _tables(self) -> tuple[Tensor, ...]:
-        """What a step reads beside weights and cache."""
+        """The tensors that a step reads besides weights and cache."""
         return () if self._lean is None else self._lean.tables
 
     def _hidden(
@@ -193,13 +193,13 @@ class ModelRunner:
         read: tuple[Tensor, Tensor] | None = None,
         prefixes: SharedPrefixes | None = None,
     ) -> Tensor:
-        """`LeanDecoder.hidden`, by whichever forward pass the model has; others than that share no prefixes."""
+        """`LeanDecoder.hidden`, or the model's own forward pass, which does not support shared prefixes."""
         if self._lean is not None:
             return self._lean.hidden(tokens, positions, cache, segments, read, prefixes)
         extent = max(extent for _, _, extent in segments)
         cache.place(positions, extent)
         mask = self._masks.build(positions, extent)
-        if read is not None:  # what only pads lies beyond: a table of positions ends, and some rotations change there
+        if read is not None:  # padding positions could exceed the position table or change some rotary embeddings
             positions = positions.minimum(positions[read].max())
         arguments: dict[str, Any] = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache}
         with autocast(self.device, self.dtype), only_pytorch():
@@ -207,8 +207,8 @@ class ModelRunner:
         return hidden if read is None else hidden[read][:, None]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """hidden [B, D] to logits [B, V], in the dtype of the head's weight as in the learner, whatever the layers ran
-        in: rounding logits to 16 bits is what would drive the two apart."""
+        """hidden [B, D] to logits [B, V], in the dtype of the head's weight as in the learner, because rounding logits
+        to 16 bits would make the two disagree."""
         weight, bias = head(self.model)
         hidden = hidden.to(weight.dtype)
         if can_pack(weight):
@@ -226,13 +226,12 @@ class ModelRunner:
         return self._head.times(F.pad(hidden, (0, 0, 0, self._head.rows(count) - count)))[:count]
 
     def _sampling(self) -> AbstractContextManager[None]:
-        """What the forward pass of sampling runs in; the lean one knows no dropout."""
+        """The context of a sampling forward pass; `LeanDecoder` has no dropout."""
         return self._evaluating() if self._lean is None else nullcontext()
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Dropout off and nothing compiled; every module's own mode is put back afterwards, since the learner shares
-        the modules."""
+        """Disable dropout and compilation; modes are restored afterwards, because the learner shares the modules."""
         training = [module for module in self.model.modules() if module.training]
         for module in training:
             module.training = False
@@ -245,10 +244,10 @@ class ModelRunner:
 
     @torch.no_grad()
     def _check_cache(self) -> None:
-        """Refuse a model that computes something else with our cache than without any cache.
+        """Reject a model whose results with this cache differ from those without a cache.
 
-        Two prompts of unlike lengths and two more tokens each, side by side, against the model's own full forward pass:
-        a family that ignores position ids or masks (ALiBi from a padding mask, recurrent states) shows here.
+        Compares a batch of two prompts of different lengths and two more tokens each with the model's full forward
+        pass. This detects families that ignore position ids or masks (ALiBi from a padding mask, recurrent states).
         """
         sequences = [[(7 * i + 3 * j) % self.vocabulary for j in range(length)] for i, length in ((1, 9), (2, 6))]
         idle = [[self.pad_id] * 2 for _ in range(ROWS - len(sequences))]
@@ -264,16 +263,15 @@ class ModelRunner:
             with self._evaluating():
                 true = self._uncached(sequences)
         except FORWARD_ERRORS as error:
-            raise _refusal(self.model, f"its forward pass fails with a plain key/value cache: {error}") from error
+            raise _refusal(self.model, f"its forward pass fails with a plain KV cache: {error}") from error
         if not bool(torch.isfinite(true).all()):
             raise NovaError("the model's logits are not finite", where=_family(self.model), fix="check its weights")
         distance = float((logits[: len(true)] - true).norm() / true.norm().clamp(min=1e-9))
         if distance > (0.1 if self.dtype.itemsize == 2 else 1e-3):
-            raise _refusal(self.model, f"with a plain key/value cache its logits are off by a relative {distance:.1e}")
+            raise _refusal(self.model, f"with a plain KV cache its logits have a relative error of {distance:.1e}")
 
     def _uncached(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """The logits [S, V] after sequences, by the model's own full forward pass, in which shorter ones are padded
-        after their end: no token looks there."""
+        """The logits [S, V] after sequences, from the model's full forward pass on a right-padded batch."""
         ends = torch.tensor([len(sequence) - 1 for sequence in sequences], device=self.device)
         width = int(ends.max()) + 1
         rows = [[*sequence, *[self.pad_id] * (width - len(sequence))] for sequence in sequences]
@@ -285,12 +283,12 @@ class ModelRunner:
 
 
 class _Masks:
-    """Attention masks in the form a family takes: one, or one per layer type; boolean, or additive for `eager`."""
+    """Attention masks in the form a model family expects: one, or one per layer type; additive for `eager`."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         config: Any = getattr(model, "config", None)
         if getattr(model, "_is_stateful", False) or getattr(config, "is_encoder_decoder", False):
-            raise _refusal(model, "its state is not one key and one value per token")
+            raise _refusal(model, "it does not keep one key and one value per token")
         window = getattr(config, "sliding_window", None)
         every = "full_attention" if window is None else "sliding_attention"
         layer_types = getattr(config, "layer_types", None) or [every]
@@ -306,7 +304,7 @@ class _Masks:
         self.additive = dtype if implementation == "eager" else None
 
     def build(self, positions: Tensor, extent: int) -> Tensor | dict[str, Tensor]:
-        """The mask(s) of a forward pass whose queries are at `positions` [B, L] and read `extent` slots."""
+        """The mask(s) for queries at `positions` [B, L] that read `extent` slots."""
         masks = {}
         for name, window in self.windows.items():
             mask = attention_mask(positions, extent, window=window)
@@ -318,8 +316,8 @@ class _Masks:
 
 
 def _blockwise(hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden [B, D] @ weight.T on a CPU, a block of the vocabulary at a time with the weights on the left, which is
-    faster without AVX-512 for few rows and many tokens. Rows are padded to COLUMNS, so that their bits stay theirs."""
+    """hidden [B, D] @ weight.T on a CPU, one vocabulary block at a time with the weights on the left, which is faster
+    without AVX-512 for few rows. Rows are padded to COLUMNS, so that their bits do not depend on each other."""
     count = len(hidden)
     columns = hidden.new_zeros(hidden.shape[1], round_up(count, COLUMNS))
     columns[:, :count] = hidden.t()
@@ -332,11 +330,10 @@ def _blockwise(hidden: Tensor, weight: Tensor) -> Tensor:
 def _turns(
     prompts: Sequence[tuple[int, ...]], known: Iterable[Prefill]
 ) -> tuple[list[list[int]], dict[int, tuple[int | Prefill, int]]]:
-    """In which order to run prompts, and for each but those that are run whole what it shares its beginning with (one
-    of `known`, or one of an earlier turn) and how many tokens: at least SHARED, and never all of them, since it needs
-    its last logits. So all prompts may begin with one template, and some go on alike."""
-    places: dict[tuple[int, tuple[int, ...]], int] = {}  # of a tree whose branches are SHARED tokens each
-    firsts: list[tuple[tuple[int, ...], int | Prefill, int]] = []  # who came there first, and in which turn
+    """The order in which to run prompts, and for each the prefill with which it shares a prefix (one of `known`, or of
+    an earlier turn) and its length: at least SHARED, and never the whole prompt, because its last logits are needed."""
+    places: dict[tuple[int, tuple[int, ...]], int] = {}  # nodes of a tree with SHARED tokens per edge
+    firsts: list[tuple[tuple[int, ...], int | Prefill, int]] = []  # the first prompt there, and its turn
 
     def grow(prompt: tuple[int, ...], leader: int | Prefill, turn: int) -> None:
         place = -1
@@ -369,7 +366,7 @@ def _turns(
 
 
 def _alike(indices: Iterable[int], length: Callable[[int], int]) -> Iterator[list[int]]:
-    """Cut what is to be run into batches: of up to PREFILL_TOKENS tokens with the padding, a quarter of it at most."""
+    """Divide prompts into batches of up to PREFILL_TOKENS tokens, including at most a quarter of padding."""
     together: list[int] = []
     width = 0
     for index in sorted(indices, key=length, reverse=True):
@@ -387,5 +384,5 @@ def _family(model: nn.Module) -> str:
     return str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
 
 
-def _refusal(model: nn.Module, why: str, *, fix: str = "use a decoder with a plain key/value cache") -> NovaError:
+def _refusal(model: nn.Module, why: str, *, fix: str = "use a decoder with a plain KV cache") -> NovaError:
     return NovaError(f"cannot sample from a {_family(model)} model: {why}", fix=fix)

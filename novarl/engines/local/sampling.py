@@ -1,8 +1,7 @@
-"""How a token is chosen from logits: pure functions of the logits, the sampling parameters and the request's key.
+"""Sample tokens from logits: pure functions of the logits, the sampling parameters and the request's key.
 
-There is no generator. The noise of token v at position t of a request is a hash of (seed, key, t, v), so what is
-sampled does not depend on which other requests run, on their order, or on restarts. Everything is vectorised over rows,
-and every row is computed as if it were alone.
+There is no generator. The noise of token v at position t of a request is a hash of (seed, key, t, v), so samples do not
+depend on other requests, on their order, or on restarts. Everything is vectorised over rows, and rows are independent.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 
 _BLOCK = 1 << 17
-"""Elements of noise made at a time: two buffers of them stay in a core's cache, and two threads have enough to do."""
+"""Noise elements per block: two buffers fit in a core's cache, and there is enough work for two threads."""
 
 
 _LARGE = 4096
-"""From this many tokens on, a race is run in two heats."""
+"""The vocabulary size from which a race has two stages."""
 
 _HEAT = 256
 """Tokens in a group of a large vocabulary."""
@@ -35,11 +34,11 @@ _HEAT = 256
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The sampling parameters of B rows, one tensor each [B], with what is known of them without looking (the flags).
+    """The sampling parameters of B rows, as tensors [B], and flags that are known without reading the tensors.
 
     stream int64 (the request's random stream), temperature float32 (0: greedy), top_k int64 (0: off), top_p and min_p
-    float64 (1 and 0: off); `greedy`: all rows are; `sampled`: none is, and all have temperature 1; `truncates`: some
-    row cuts its support; `records`: of some row it is wanted.
+    float64 (1 and 0: off); `greedy`: all rows are greedy; `sampled`: none is, and all have temperature 1; `truncates`:
+    some row truncates its support; `records`: some row records it.
     """
 
     stream: Tensor
@@ -68,16 +67,16 @@ class Parameters:
         )
 
     def of_rows(self, rows: Tensor) -> Parameters:
-        """Those of some rows (int64), with what was known of all of them."""
+        """The parameters of some rows (int64), with the same flags."""
         columns = {name: getattr(self, name)[rows] for name in ("stream", "temperature", "top_k", "top_p", "min_p")}
         return replace(self, **columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen token [B] int64, its log-probability [B] float32 under the distribution it was drawn from, and the
-    log of the mass that truncation kept [B] float32 (exactly 0 where nothing was cut). `support`: of each row the
-    tokens that were possible, as `Completion.support` has them; None where no row records them."""
+    """The chosen token [B] int64, its log-probability [B] float32 under the distribution it was drawn from, and the log
+    of the probability mass kept by truncation [B] float32 (exactly 0 without truncation). `support`: the possible
+    tokens of each row, as in `Completion.support`; None if no row records them."""
 
     token: Tensor
     logp: Tensor
@@ -86,7 +85,7 @@ class Choice:
 
 
 def choose(logits: Tensor, parameters: Parameters, position: Tensor) -> Choice:
-    """Choose one token a row from logits [B, V] at absolute positions `position` [B] int64.
+    """Choose one token per row from logits [B, V] at absolute positions `position` [B] int64.
 
     Temperature above 0: softmax(logits / temperature), cut by top-k, top-p and min-p in this order, then drawn by
     `race`. Temperature 0: the most probable token, with its log-probability at temperature 1.
@@ -113,11 +112,11 @@ def choose(logits: Tensor, parameters: Parameters, position: Tensor) -> Choice:
 
 
 def truncate(logp: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
-    """Which tokens stay possible, bool [B, V], and the log of the mass they hold [B] float32.
+    """The tokens that remain possible, bool [B, V], and the log of their probability mass [B] float32.
 
-    In Hugging Face's order and meaning, each filter seeing what the one before it left, renormalised: top-k keeps the k
-    most probable tokens and those tied with the k-th; top-p the fewest most probable tokens that hold a mass of at
-    least p (a token stays if those before it hold less than p); min-p those at least min_p times as probable as the
+    As in Hugging Face, filters are applied in order, each to the renormalised result of the previous one: top-k keeps
+    the k most probable tokens and those tied with the k-th; top-p the fewest most probable tokens that hold a mass of
+    at least p (a token stays if those before it hold less than p); min-p those at least min_p times as probable as the
     most probable one. The most probable token always stays. Greedy rows are not cut.
     """
     ranked, order = logp.double().sort(dim=-1, descending=True, stable=True)
@@ -137,7 +136,7 @@ def truncate(logp: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
 
 
 def supports(kept: Tensor) -> list[bytes]:
-    """What `Completion.support` holds for each row of kept [B, V] bool; empty where nothing was cut."""
+    """The `Completion.support` of each row of kept [B, V] bool; empty if nothing was cut."""
     words, cu_words = pack_support(kept)
     data = words.cpu().numpy().astype("<i4").tobytes()
     ends = (words.element_size() * cu_words).tolist()
@@ -145,13 +144,14 @@ def supports(kept: Tensor) -> list[bytes]:
 
 
 def race(p: Tensor, stream: Tensor, position: Tensor) -> Tensor:
-    """Draw one token a row [B] from probabilities [B, V] (need not be normalised) by an exponential race.
+    """Draw one token per row [B] from probabilities [B, V] (need not be normalised) by an exponential race.
 
     Each token v runs a clock E_v / p_v with E_v ~ Exp(1); the first to ring is v with probability p_v / sum(p). This is
-    argmax(log p_v - log E_v), the Gumbel-max trick. Rounding errors in p change the winner only where two clocks
-    nearly tie (measured 1e-7 to 2e-6 a token for fp32 noise), where inverting a cumulative sum would shift every
-    boundary. In float64. A large vocabulary runs two heats of the same law, of groups by their mass and then of the
-    tokens of the winner: P(group) P(token | group) = P(token), with some hundred clocks a row for some ten thousand.
+    argmax(log p_v - log E_v), the Gumbel-max trick. Rounding errors in p change the winner only where two clocks nearly
+    tie (measured 1e-7 to 2e-6 per token for fp32 noise), whereas inverting a cumulative sum would shift every boundary.
+    Computed in float64. For a large vocabulary the race has two stages, first between groups by their mass and then
+    within the winning group: P(group) P(token | group) = P(token), with a few hundred clocks per row instead of tens of
+    thousands.
     """
     if p.shape[-1] >= _LARGE:
         return _two_heats(p, stream, position)
@@ -174,9 +174,9 @@ def _two_heats(p: Tensor, stream: Tensor, position: Tensor) -> Tensor:
 def exponential_noise(stream: Tensor, position: Tensor, vocabulary: int) -> Tensor:
     """Exp(1) noise [B, V] float64: a hash of each row's stream and position (int64 [B]) and of the token.
 
-    Two nested SplitMix64 generators: the stream's gives one seed per position, that seed's one number per token.
-    `position` is absolute in the row (prompt included), so that a request that goes on in a later turn under the same
-    key meets new noise.
+    Two nested SplitMix64 generators: the stream gives one seed per position, and that seed one number per token.
+    `position` is absolute (including the prompt), so a request that continues in a later turn with the same key gets
+    new noise.
     """
     seed = _split_mix(stream + (position + 1) * _GAMMA)
     counter = torch.arange(1, vocabulary + 1, device=stream.device) * _GAMMA

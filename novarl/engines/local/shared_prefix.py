@@ -1,8 +1,8 @@
-"""Decoding's attention to what several rows begin with: read once for all of them.
+"""Decoding attention to shared prefixes, which are read once for all rows.
 
-The rows of a batch that continue one prompt ask its keys together, in one product with as many queries as they have,
-where each row would otherwise read a copy of its own. The softmax is over prefix and continuation together, as without
-sharing; no partial results are merged. (Juravsky et al. 2024, Hydragen, https://arxiv.org/abs/2402.05099, merges them.)
+The rows of a batch that continue the same prompt are combined in one product with its keys, instead of reading a copy
+per row. The softmax covers prefix and continuation together, as without sharing; no partial results are merged.
+(Juravsky et al. 2024, Hydragen, https://arxiv.org/abs/2402.05099, merges them.)
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from torch import Tensor
 from novarl.engines.local.kv_cache import SLAB, KVCache, round_up
 
 QUERIES = 4
-"""A prefix is asked by a multiple of this many queries: from 4 on, in steps of 4, a query's product has the same
-bits."""
+"""The number of queries to a prefix is a multiple of this: from 4 on, in steps of 4, a query's bits are the same."""
 
 
 class SharedPrefixes:
-    """The prefixes that rows of a batch continue, and which row continues which.
+    """The shared prefixes of a batch, and which row continues which.
 
-    Rows stand in lanes; those in a lane continue one prefix, whose keys and values are in the row of `cache` with the
-    lane's number. `lengths` are the prefixes' tokens; lanes come in the order of the slabs that they fill, most first.
-    `rows` int64 [lanes, places] says which row of the batch stands where, a place that is left over repeating some row;
-    `sharing` int64 [S] which rows stand in a lane, None if all of B do, and `places` int64 [S] where, lane * places +
-    place; `before` int64 [B, 1] how many tokens come before a row's own. `queries` are the query heads to a key head.
+    Rows are grouped in lanes; the rows of a lane continue the same prefix, whose keys and values are in the row of
+    `cache` with that lane number. `lengths` are the prefix lengths; lanes are sorted by the number of slabs, largest
+    first. `rows` int64 [lanes, places] is the batch row at each place (unused places repeat some row); `sharing` int64
+    [S] the rows that are in a lane (None: all of B), and `places` int64 [S] their lane * places + place; `before` int64
+    [B, 1] the number of tokens before a row's own. `queries` is the number of query heads per key head.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class SharedPrefixes:
             )
 
     def _keys_and_values(self, layer: int) -> list[tuple[Tensor, Tensor]]:
-        """Of each slab what its lanes read, keys turned."""
+        """The keys (transposed) and values that the lanes of each slab read."""
         if layer not in self._read:
             keys, values = self._cache.keys[layer], self._cache.values[layer]
             self._read[layer] = [
@@ -88,7 +87,7 @@ class SharedPrefixes:
     def attend(self, layer: int, query: Tensor, scores: Tensor, mixed: Tensor) -> Tensor:
         """The softmax over prefix and continuation, of query [B Hkv, H / Hkv, D] whose `scores` [B Hkv, H / Hkv, K]
         with the continuation are given: returns the continuation's weights, shaped as its scores, and writes the
-        prefix's share of the values to `mixed`, shaped as the query."""
+        prefix's part of the output to `mixed`, shaped as the query."""
         asked = query.flatten(1).index_select(0, self._to_lanes).view(self._pairs, self._width, -1)
         own = scores.flatten(1).index_select(0, self._to_lanes).view(self._pairs, self._width, -1)
         parts = list(zip(self._slabs, self._keys_and_values(layer), strict=True))
@@ -117,9 +116,9 @@ class SharedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class _Slab:
-    """Which lanes read a slab of prefixes and which of its slots; those lanes' pairs of a lane and a key head (None:
-    all); where its slots are among all; what is added to their scores, if a prefix ends in it; and room for the scores
-    of all lanes, -inf for those that do not read it, with the part that is for the others."""
+    """The lanes that read a slab and its slots; their (lane, key head) pairs (None: all); the position of its slots
+    among all; the additive mask, if a prefix ends in it; and a buffer for the scores of all lanes, -inf for those that
+    do not read it, with a view of the part that is written."""
 
     lanes: slice
     slots: slice
@@ -131,14 +130,14 @@ class _Slab:
 
 
 def places_for(count: int, queries: int) -> int:
-    """The least number of places that hold `count` rows, each with `queries` queries to a key head."""
+    """The smallest number of places for `count` rows with `queries` queries per key head."""
     return round_up(count, QUERIES // math.gcd(QUERIES, queries))
 
 
 @functools.cache
 def stands_alone(size: int, dtype: torch.dtype) -> bool:
-    """Whether on this machine a query's products with a slab have the same bits however many ask together, for heads of
-    `size`: what sharing needs. Tried out, since each maker's processors have products of their own."""
+    """Whether on this machine the bits of a query's product with a slab are independent of the number of queries, for
+    heads of `size`, as sharing requires. Tested at run time, because it depends on the processor."""
     generator = torch.Generator().manual_seed(0)
     key, value = (torch.randn(2, SLAB, size, generator=generator, dtype=dtype) for _ in range(2))
     query = torch.randn(2, 64, size, generator=generator, dtype=dtype)

@@ -1,4 +1,4 @@
-"""When a completion stops by itself: at a stop token, or at the token that completes a stop string."""
+"""Stop tokens and stop strings of a completion."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 class StopRule:
     """Watches one completion: `feed(token)` is True at the token that ends it.
 
-    A stop string may begin and end anywhere within tokens. Only text that is not settled yet is decoded again, behind
-    the tokens settled last, since a tokenizer may render a token otherwise at the start of a text. Tokens are settled
-    once they have a text that does not end within a character.
+    A stop string may begin and end anywhere within tokens. Only text that is not final yet is decoded again, after the
+    last final tokens, because a tokenizer may decode a token differently at the start of a text. Tokens are final once
+    their text does not end within a character.
 
-    begun: the tokens before, of the answer that the completion goes on with: a stop string may begin in their text
+    begun: the preceding tokens of a continued answer, in whose text a stop string may begin
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class StopRule:
         self._longest = max(map(len, strings), default=0)
         self._tail = ""
         self._settled: list[int] = []
-        self._pending = list(begun)  # settled with the first token that is fed
+        self._pending = list(begun)  # final with the first token that is fed
 
     def feed(self, token: int) -> bool:
-        """Take the completion's next token; whether it stops there."""
+        """Process the next token and return whether the completion stops."""
         return token in self.tokens or (bool(self.strings) and self._completes_string(token))
 
     def _completes_string(self, token: int) -> bool:

@@ -1,7 +1,4 @@
-"""What a reinforcement-learning run does where its configuration says null, for `novarl explain`.
-
-This module loads no torch.
-"""
+"""The effective values of null settings in an RL run, for `novarl explain`. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from novarl.config.tree import RLConfig
 
 
 def decided_rl(config: RLConfig) -> dict[str, Any]:
-    """The keys that this run reads, null or not, by what they are in the run. NovaError as `resolve_rl`."""
+    """The effective values of the keys that this run uses. NovaError as in `resolve_rl`."""
     plan = resolve_rl(config)
     row = plan.algorithm
     values: dict[str, Any] = {
@@ -62,7 +59,7 @@ def _credit(config: RLConfig, plan: RLPlan) -> dict[str, Any]:
 
 
 def _kl(config: RLConfig, row: Algorithm) -> dict[str, Any]:
-    """The settings of the controller."""
+    """The effective settings of the KL controller."""
     if not config.adaptive_kl.enabled:
         return {}
     controller = kl_controller(config, row)

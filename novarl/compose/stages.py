@@ -1,4 +1,4 @@
-"""From an algorithm's row to the learner and the five verbs of its loop."""
+"""From an algorithm's row to the learner and the stages of its loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from novarl.loops.state import Pending
 from novarl.run.play import Play
 
 SEQUENCE_CORRECTIONS = ("sequence", "sequence_mask")
-"""Corrections that weigh an answer as a whole."""
+"""Corrections with sequence-level weights."""
 
 
 def online_stages(
@@ -40,7 +40,7 @@ def online_stages(
     keep: Callable[[int, Sequence[Scored], Pending], None],
     bus: Bus,
 ) -> Stages:
-    """Everything that the loop needs."""
+    """The stages of the online loop."""
     config, plan, row = parts.config, parts.plan, parts.plan.algorithm
     value = shared_value(parts)
     learnt_from = config.steps - config.critic.warmup_steps
@@ -147,7 +147,7 @@ def _correction(config: RLConfig, plan: RLPlan) -> Correction | None:
 
 
 def credit_rule(config: RLConfig, plan: RLPlan) -> CreditRule:
-    """The first axis: the estimator, its keywords, and KL in the reward or the advantage."""
+    """The advantage estimator with its keywords, and KL in the reward or the advantage."""
     row, adv = plan.algorithm, config.adv
     known: dict[str, dict[str, Any]] = {
         "gae": {"gamma": row.gamma, "lam": row.lam},

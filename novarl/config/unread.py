@@ -1,4 +1,4 @@
-"""What was set and nothing reads."""
+"""Settings that have no effect."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from novarl.config.parts import Node, Sampled
 from novarl.config.tree import RLConfig
 
 
-def idle(config: TrainConfig) -> list[str]:
-    """In words, a note for each section that has values and is not switched on, and for how to sample evaluations that
-    are greedy. A section that is switched off on purpose, `enabled: false`, may have any."""
+def without_effect(config: TrainConfig) -> list[str]:
+    """A note for each section that has values but is not turned on, and for sampling settings of a greedy evaluation.
+    A section that is turned off explicitly (`enabled: false`) may have any values."""
     off: list[tuple[str, Node, str]] = []
     if config.lora.rank == 0:
         off.append(("lora", config.lora, "lora.rank is 0"))
@@ -23,10 +23,10 @@ def idle(config: TrainConfig) -> list[str]:
         plain = type(section)()
         given = [key for key in type(section).model_fields if getattr(section, key) != getattr(plain, key)]
         if given:
-            notes.append(f"nothing reads {', '.join(f'{name}.{key}' for key in given)}, since {why}")
+            notes.append(f"No effect: {', '.join(f'{name}.{key}' for key in given)}, because {why}")
     if isinstance(config, RLConfig) and config.eval.k == 0:
         plain = type(config.eval)()
         if given := [key for key in Sampled.model_fields if getattr(config.eval, key) != getattr(plain, key)]:
             names = ", ".join(f"eval.{key}" for key in given)
-            notes.append(f"nothing reads {names}, since eval.k is 0: evaluations are greedy")
+            notes.append(f"No effect: {names}, because eval.k is 0 (evaluation is greedy)")
     return notes

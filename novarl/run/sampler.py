@@ -1,4 +1,4 @@
-"""From prompts to rollouts: one episode for each sample, all of them at once in the engine."""
+"""From prompts to rollouts: one episode per sample, all of them concurrently in the engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from novarl.models.plain import PlainModel
 
 
 def local_engine(policy: Policy, *, max_batch: int = 256) -> LocalEngine | RecomputeEngine:
-    """An engine in this process, on the policy's own weights; for a module of the user's own, one without a cache."""
+    """An engine in this process that uses the policy's own weights; without a cache for a user's own module."""
     about: dict[str, Any] = {"eos_ids": policy.eos_ids, "context": policy.context, "max_batch": max_batch}
     if isinstance(policy.model, PlainModel):
         return RecomputeEngine(policy.model, policy.tokenizer, **about)
@@ -33,8 +33,8 @@ def local_engine(policy: Policy, *, max_batch: int = 256) -> LocalEngine | Recom
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Runs episodes. The random stream of each belongs to (seed, purpose, step, group, prompt, sample), so neither the
-    ranks nor the other requests change what it says, and a prompt that comes twice in a step is answered anew."""
+    """Runs episodes. Each has its own random stream for (seed, purpose, step, group, prompt, sample), so results do not
+    depend on the ranks or on other requests, and a prompt that occurs twice in a step gets different answers."""
 
     engine: Engine
     env: Callable[[], Env]
@@ -52,14 +52,14 @@ class Sampler:
     def train(
         self, asked: Sequence[tuple[int, Prompt]], step: int, ended: Callable[[Rollout], None] | None = None
     ) -> list[Rollout]:
-        """`samples` rollouts of every (group, prompt), and its greedy one where a baseline needs it; `ended` is told of
-        each as it ends."""
+        """`samples` rollouts of every (group, prompt), and a greedy one if a baseline needs it; `ended` is called with
+        each finished rollout."""
         return self.loop.run(self.rollouts(asked, step, ended))
 
     async def rollouts(
         self, asked: Sequence[tuple[int, Prompt]], step: int, ended: Callable[[Rollout], None] | None = None
     ) -> list[Rollout]:
-        """As `train`, within the loop."""
+        """The same as `train`, inside the event loop."""
         wanted: list[tuple[int, Prompt, int, Sampling, Role]] = []
         for group, prompt in asked:
             sampling = replace(self.sampling, seed=derive(self.seed, "rollout", step, group))
@@ -70,7 +70,7 @@ class Sampler:
         return await self._all(wanted, ended)
 
     def evaluate(self, asked: Sequence[tuple[int, Prompt]], samples: int, sampling: Sampling) -> list[Rollout]:
-        """`samples` rollouts of every prompt, by another stream than training's."""
+        """`samples` rollouts of every prompt, with a different random stream than training."""
         sampling = replace(sampling, seed=derive(self.seed, "evaluate"))
         return self.loop.run(
             self._all(

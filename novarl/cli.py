@@ -1,9 +1,11 @@
 """The command line: `novarl COMMAND [CONFIG] [key=value ...]`.
 
-Nothing heavy is imported until a command needs it: `--help` loads neither pydantic nor torch, `explain` no torch.
-Exit codes: 0 done; 2 a mistake in the input, or a fault of the environment (a disk, a damaged file, no memory), in one
-line on stderr (several keys that cannot be: a line for each); 3 another process of the run is gone; 1 a fault in
-NovaRL, with a traceback; 130 stopped by Ctrl-C, SIGTERM or SIGHUP, all saved.
+Heavy modules are imported only when a command needs them: `novarl --help` loads neither pydantic nor torch, `explain`
+does not load torch.
+
+Exit codes: 0 success; 1 a bug in NovaRL, with a traceback; 2 invalid input or a problem of the environment (full disk,
+damaged file, out of memory), one line per error on stderr; 3 another process of the run is gone; 130 stopped by Ctrl-C,
+SIGTERM or SIGHUP, with everything saved.
 """
 
 from __future__ import annotations
@@ -24,38 +26,55 @@ if TYPE_CHECKING:
     from novarl.config.base import Config
 
 COMMANDS: dict[str, str] = {
-    "sft": "fine-tune a model on messages or prompts with completions",
-    "dpo": "train a model on preferences: pairs of answers, or answers that are each good or bad",
-    "rm": "train a reward model on preferences or labels",
-    "rl": "train a model by reinforcement on a task or a file of prompts",
-    "eval": "score a model on held-out rows: greedy and pass@k, with intervals",
-    "sample": "talk to a model",
-    "demo": "under two minutes: a language model learns to sort, before your eyes",
-    "explain": "say what a configuration would do, in words, without doing it",
-    "check": "versions, device, one forward pass",
+    "sft": "fine-tune a model on chat messages or prompts with completions",
+    "dpo": "train a model on preference pairs or labelled answers",
+    "rm": "train a reward model on preference pairs or labelled answers",
+    "rl": "train a model with reinforcement learning on a task or your prompts",
+    "eval": "score a model on held-out rows: greedy decoding and pass@k",
+    "sample": "generate answers to prompts",
+    "demo": "train a small model to sort letters, in under two minutes",
+    "explain": "describe what a configuration would do, without running it",
+    "check": "print versions and device, and run one forward pass",
 }
 
 GRAMMAR = """\
-CONFIG is a YAML, TOML or JSON file; key=value pairs change it, and later ones win: steps=100 optim.lr=1e-5.
-`--some-key value` is read as some_key=value; `--some-key` alone as true, `--no-some-key` as false, and
-`--some-key a b` as a list where the key takes one; `--config FILE` names the file.
-docs/names.md lists every key, and the names that other projects have for them.
+CONFIG is a YAML, TOML or JSON file. key=value pairs override it; the last one
+wins. `--some-key value` means some_key=value, `--some-key` alone means true,
+`--no-some-key` means false, `--some-key a b` is a list, and `--config FILE`
+names the file. docs/names.md lists every key and the names that other libraries
+use for it.
 """
 
-EXAMPLES = """
-examples:
-  novarl demo
-  novarl rl task=sort
-  novarl rl configs/arithmetic.yaml algo=grpo steps=200 run_dir=runs/mine resume=auto
-  novarl sft data=rows.jsonl prompt_key=question completion_key=answer model=small
-  novarl dpo data=pairs.jsonl model=runs/sft/checkpoints/latest/model
-  novarl explain configs/grpo.yaml
-  torchrun --nproc_per_node=2 -m novarl rl task=sort
-"""
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": ("demo", "rl task=sort", "rl --help optim", "explain task=sort algo=ppo"),
+    "sft": (
+        "sft task=sort",
+        "sft data=rows.jsonl prompt_key=question completion_key=answer",
+        "sft data=chat.jsonl model=Qwen/Qwen2.5-0.5B-Instruct epochs=2",
+    ),
+    "dpo": ("dpo data=pairs.jsonl model=runs/sft/checkpoints/latest/model", "dpo data=labels.jsonl loss=kto"),
+    "rm": ("rm data=pairs.jsonl", "rm data=labels.jsonl loss=bce"),
+    "rl": (
+        "rl task=sort",
+        "rl data=rows.jsonl reward=mine.py:reward_fn model=small",
+        "rl configs/arithmetic.yaml algo=grpo run_dir=runs/x resume=auto",
+    ),
+    "eval": (
+        "eval task=sort model=runs/x/checkpoints/latest/model eval.k=4",
+        "eval data=test.jsonl reward=math model=Qwen/Qwen2.5-0.5B-Instruct",
+    ),
+    "sample": (
+        "sample model=runs/x/checkpoints/latest/model",
+        "sample model=small prompt='Once upon a time' sampling.temperature=0.7",
+    ),
+    "demo": ("demo", "demo seed=1 steps=48"),
+    "explain": ("explain task=sort algo=ppo", "explain sft configs/sft.yaml epochs=2"),
+    "check": ("check",),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. An error of ours is raised, with a note that asks for a report."""
+    """Run one command and return the exit code. An unexpected exception is re-raised, with a request to report it."""
     words = list(sys.argv[1:] if argv is None else argv)
     _open_standard_streams()
     try:
@@ -74,14 +93,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             _tell(str(fault))
             return fault.code
         error.add_note(
-            f"This is a fault in NovaRL {novarl.__version__}, not in your input: please report it with the lines above."
+            f"This is a bug in NovaRL {novarl.__version__}, not in your input. Please report it with the lines above."
         )
         raise
 
 
 def _open_standard_streams() -> None:
-    """Open those that whoever started us has closed (`>&-`), to nowhere. Otherwise the next files to be opened, such as
-    the run's logs, would get their numbers, and what libraries and rewards print."""
+    """Open standard streams that the caller has closed (`>&-`) on /dev/null. Otherwise the next files to be opened,
+    such as the run's logs, would get their numbers and everything that libraries and rewards print."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -90,18 +109,19 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
 
 
-def _tell(what: str) -> None:
-    """One line on the standard error, which may be gone with its terminal."""
+def _tell(message: str) -> None:
+    """Print one line on stderr, which may be gone with its terminal."""
     with contextlib.suppress(OSError):
-        print(f"novarl: {visible(what)}", file=sys.stderr)
+        print(f"novarl: {visible(message)}", file=sys.stderr)
 
 
 def _dispatch(words: list[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("", [])
     if command not in COMMANDS:
-        return _front(command, words)
-    if any(word in ("-h", "--help") for word in rest):
-        print(_help(command), end="")
+        return _without_command(command, words)
+    flag = next((at for at, word in enumerate(rest) if word in ("-h", "--help")), None)
+    if flag is not None:
+        print(_help(command, rest[flag + 1 : flag + 2]), end="")
         return 0
     if command == "explain":
         _explain(rest)
@@ -113,19 +133,19 @@ def _dispatch(words: list[str]) -> int:
     return 0
 
 
-def _front(command: str, words: list[str]) -> int:
-    """Whatever does not begin with a command: help, version, nothing, a misspelt one."""
+def _without_command(command: str, words: list[str]) -> int:
+    """Handle `--help`, `--version`, an empty command line and unknown commands."""
     parser = argparse.ArgumentParser(
         prog="novarl",
         usage="novarl COMMAND [CONFIG] [key=value ...]",
         description="Reinforcement learning for language models.",
-        epilog=GRAMMAR + EXAMPLES,
+        epilog=f"{GRAMMAR}\n{_examples('')}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"novarl {novarl.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, what in COMMANDS.items():
-        commands.add_parser(name, help=what, add_help=False)
+    for name, meaning in COMMANDS.items():
+        commands.add_parser(name, help=meaning, add_help=False)
     if not words:
         parser.print_help(sys.stderr)
         return 2
@@ -173,13 +193,13 @@ def _explain(rest: list[str]) -> None:
             raise NovaError(f"kind is {other[:60]!r}", where=place, fix=f"use one of {', '.join(TREES)}")
     for place, other in stated:
         if other != kind:
-            what, fix = f"kind is {other!r}, and this is novarl explain {kind}", f"run novarl explain {other}"
+            what, fix = f"kind is {other!r}, but the command is novarl explain {kind}", f"run novarl explain {other}"
             raise NovaError(what, where=f"{place} kind", fix=f"{fix} {path}" if path else fix)
     print(visible(describe(_fill(_load(kind, rest)), ran=_ran(path))), end="")
 
 
 def _ran(path: str | None) -> list[str]:
-    """Of a run whose own config.yaml is explained: what it was computed by when it last began."""
+    """If `path` is the config.yaml of a run: the device and attention it used when it last started."""
     import json
 
     folder, name = os.path.split(os.path.expanduser(path or ""))
@@ -191,15 +211,15 @@ def _ran(path: str | None) -> list[str]:
     try:
         last = json.loads(begun[-1]) if begun else {}
     except ValueError:
-        raise NovaError("not JSON", where=events, fix="restore the file from a copy") from None
+        raise NovaError("not valid JSON", where=events, fix="restore the file from a copy") from None
     if "attention" not in last:
         return []
-    return [f"This run began on {last['device']}: attention by {last['attention']}, modules {last['modules']}."]
+    return [f"This run started on {last['device']} with {last['attention']} attention and {last['modules']} modules."]
 
 
 def _check(rest: list[str]) -> None:
     if rest:
-        raise NovaError(f"check takes no arguments, got {rest[0][:60]!r}", where="command line", fix="leave it out")
+        raise NovaError(f"check takes no arguments, got {rest[0][:60]!r}", where="command line", fix="remove it")
     settle_products()
     settle_threads(None)
     from novarl import compose
@@ -216,7 +236,7 @@ def _load(kind: str, rest: list[str], preset: Mapping[str, Any] | None = None) -
 
 
 def _arguments(words: list[str], kind: str) -> tuple[str | None, list[str]]:
-    """The configuration file, if any, and the overrides, with `--some-key value` turned into `some_key=value`."""
+    """The configuration file, if any, and the overrides; `--some-key value` becomes `some_key=value`."""
     from novarl.config.flags import arguments
     from novarl.config.tree import TREES
 
@@ -240,17 +260,22 @@ def _fill(config: Config) -> Config:
     return fill(config, resolve_rl(config).values)
 
 
-def _help(command: str) -> str:
-    if command == "check":
-        return f"usage: novarl check\n\n{COMMANDS[command]}\n"
-    if command == "explain":
-        return (
-            "usage: novarl explain [sft|dpo|rm|rl|eval|sample] [CONFIG] [key=value ...]\n\n"
-            f"{COMMANDS[command]}\n\n{GRAMMAR}"
-        )
-    from novarl.config.names_page import key_lines
+def _examples(command: str) -> str:
+    return "".join(["examples:\n", *(f"  novarl {words}\n" for words in EXAMPLES[command])])
+
+
+def _help(command: str, topic: list[str]) -> str:
+    """The help of a command; with a `topic`, only that section or key of its configuration."""
+    from novarl.config.help import key_lines, section_lines
     from novarl.config.tree import TREES
 
-    listing = key_lines(TREES["rl" if command == "demo" else command])
-    head = f"usage: novarl {command} [CONFIG] [key=value ...]\n\n{COMMANDS[command]}\n\n{GRAMMAR}"
-    return f"{head}\nkeys, with their defaults:\n{listing}"
+    tree = TREES.get("rl" if command == "demo" else command)
+    if topic and tree is not None:
+        return section_lines(tree, topic[0])
+    usage = {"check": "check", "explain": "explain [COMMAND] [CONFIG] [key=value ...]"}
+    head = f"usage: novarl {usage.get(command, f'{command} [CONFIG] [key=value ...]')}\n\n{COMMANDS[command]}\n"
+    parts = [head, _examples(command), *([GRAMMAR] if command != "check" else [])]
+    if tree is not None:
+        parts += [f"`novarl {command} --help SECTION` shows the full descriptions of a section.\n"]
+        parts += [key_lines(tree)]
+    return "\n".join(parts)

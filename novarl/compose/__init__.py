@@ -1,6 +1,6 @@
-"""The composition root: with `cli` the only reader of a configuration. Everything below takes the few values it needs.
+"""The composition root. Only this package and `cli` read a configuration; all others receive plain values.
 
-Importing this package costs nothing: each command's parts are loaded when it runs.
+Importing this package is cheap: the parts of each command are loaded when it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def configuration(kind: str, settings: Mapping[str, Any], where: str) -> TrainConfig:
-    """The configuration of a training run from the keyword arguments of `where`, objects among them."""
+    """The configuration of a training run from the keyword arguments of `where`, which may include objects."""
     from novarl.config.base import TrainConfig
     from novarl.config.objects import from_python
     from novarl.config.tree import TREES
@@ -29,7 +29,7 @@ def configuration(kind: str, settings: Mapping[str, Any], where: str) -> TrainCo
 
 
 def train(config: TrainConfig) -> Run:
-    """A training run that has not begun: RL, SFT, DPO or a reward model."""
+    """A training run that has not started: RL, SFT, DPO or a reward model."""
     import importlib
 
     with _whole_imports():
@@ -47,7 +47,7 @@ def run_training(config: TrainConfig) -> dict[str, Any]:
 
 
 def run_eval(config: EvalConfig) -> dict[str, Any]:
-    """Evaluation; returns what summary.json holds."""
+    """Evaluate and return the contents of summary.json."""
     with _whole_imports():
         from novarl.compose.evaluate import run_eval as evaluate
 
@@ -55,7 +55,7 @@ def run_eval(config: EvalConfig) -> dict[str, Any]:
 
 
 def run_sample(config: SampleConfig) -> None:
-    """Answer a prompt, or every line of the standard input."""
+    """Answer a prompt, or each line of the standard input."""
     with _whole_imports():
         from novarl.compose import sample
 
@@ -72,10 +72,10 @@ def check() -> None:
 
 @contextmanager
 def _whole_imports() -> Iterator[None]:
-    """Ctrl-C waits until everything is imported: torch would go on with half of numpy, which fails much later."""
+    """Delay Ctrl-C until all imports are complete: torch would continue with a partial numpy and fail much later."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
-        yield  # no signal reaches this thread, or somebody else has decided what one means
+        yield  # signals do not reach this thread, or the caller has its own handler
         return
     stopped = False
 

@@ -1,4 +1,4 @@
-"""A run's chat template: which one it is, what it is given beside the messages, and what ends a turn in it."""
+"""A run's chat template: the template, its extra arguments, and the tokens that end a turn."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from novarl.data.template import dated, stop_tokens, writes_date
 from novarl.models.load import Policy
 
 DATE = "chat_template_date"
-"""The key, and the place in a checkpoint's facts, of the day that the template is given."""
+"""The configuration key of the template's date, also used in a checkpoint's facts."""
 
 
 def with_chat(policy: Policy, config: Config, state: Mapping[str, Any] | None = None) -> Policy:
     """`policy` with the chat template of the configuration.
 
-    The tokens that end an assistant turn in it end a completion too, when sampling and in the generation config that is
-    saved. A template that writes the date is given the configuration's, else that of the checkpoint `state` (the run
-    goes on with the day it was started), else today's.
+    The tokens that end an assistant turn in the template also end completions, in sampling and in the saved generation
+    config. A template that writes the date gets the configuration's date, otherwise that of the checkpoint `state` (a
+    resumed run keeps its original date), otherwise today's.
     """
     tokenizer = policy.tokenizer
     if config.chat_template is not None:
@@ -40,7 +40,7 @@ def with_chat(policy: Policy, config: Config, state: Mapping[str, Any] | None = 
         day = asked or _day(saved or datetime.date.today().isoformat())
         kwargs["chat_template"] = dated(tokenizer.chat_template, day)
     elif asked is not None:
-        raise NovaError("the chat template writes no date", where=DATE, fix="leave it out")
+        raise NovaError("the chat template does not write a date", where=DATE, fix="remove it")
     ends = (*policy.eos_ids, *stop_tokens(tokenizer, kwargs))
     return replace(
         policy,
@@ -51,22 +51,20 @@ def with_chat(policy: Policy, config: Config, state: Mapping[str, Any] | None = 
 
 
 def date_notes(policy: Policy, config: Config, state: Mapping[str, Any] | None = None) -> list[str]:
-    """What should be known of a run whose chat template writes the date."""
+    """Notes for a run whose chat template writes the date."""
     day = policy.template_date
     if day is None or config.chat_template_date is not None:
         return []
     if state is None:
-        return [f"the chat template writes today's date: {DATE}={day} repeats this run on another day"]
+        return [f"The chat template writes today's date. Set {DATE}={day} to reproduce this run on another day"]
     today = datetime.date.today().isoformat()
     if day == today:
         return []
-    return [
-        f"the chat template writes the date, which has changed since: the run goes on with that of its start, {day}"
-    ]
+    return [f"The chat template writes the date. The resumed run keeps its original date, {day}"]
 
 
 def date_facts(policy: Policy) -> dict[str, str]:
-    """What a checkpoint remembers of the date."""
+    """The date as a fact for checkpoints."""
     return {} if policy.template_date is None else {DATE: policy.template_date}
 
 
@@ -74,7 +72,7 @@ def _day(text: str) -> datetime.date:
     try:
         return datetime.date.fromisoformat(text)
     except ValueError as error:
-        raise NovaError(f"no such day: {text}", where=DATE, fix="write YYYY-MM-DD") from error
+        raise NovaError(f"not a valid date: {text}", where=DATE, fix="write YYYY-MM-DD") from error
 
 
 def _template(given: str) -> str:
@@ -83,19 +81,19 @@ def _template(given: str) -> str:
     try:
         return Path(given).expanduser().read_text("utf-8")
     except (OSError, ValueError) as error:
-        fix = "give a file with a Jinja template, or the template itself"
+        fix = "give a Jinja file or the template itself"
         raise NovaError(f"cannot be read: {error}", where=f"chat_template={given}", fix=fix) from error
 
 
 def _tools(given: str | tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
     if not isinstance(given, str):
         return list(given)
-    place, fix = f"tools={given:.80}", "give a JSON file with a list of tool schemas, or the list"
+    place, fix = f"tools={given:.80}", "give a JSON file with a list of tool schemas, or the list itself"
     try:
         text = given if given.lstrip().startswith("[") else Path(given).expanduser().read_text("utf-8")
         found = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise NovaError(f"cannot be read: {error}", where=place, fix=fix) from error
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
-        raise NovaError("is not a list of objects", where=place, fix=fix)
+        raise NovaError("must be a list of objects", where=place, fix=fix)
     return found

@@ -1,6 +1,6 @@
-"""Controllers and constraints from the configuration, and the refusal of those that cannot work.
+"""Controllers and constraints from the configuration, with checks of their settings.
 
-This module loads no torch, so `novarl explain` says of a loop that it does not settle.
+This module does not import torch, so `novarl explain` also reports unstable controllers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from novarl.control.stability import check_stability
 from novarl.core.errors import NovaError
 
 GENERAL = ("enabled", "controller_type", "target_kl", "initial_coef")
-"""The keys of `adaptive_kl` that every controller has; the others belong to some of them."""
+"""The keys of `adaptive_kl` that all controllers share."""
 ADAPTIVE_KEYS = {"coef": "initial_coef", "target": "target_kl", "controller": "controller_type"}
 CONSTRAINT_KEYS = {
     "lr": "lagrangian_lr",
@@ -27,12 +27,12 @@ CONSTRAINT_KEYS = {
     "init": "lagrangian_init",
     "weight": "constraint_violation_penalty",
 }
-"""What settings are called in the configuration, where that differs."""
+"""Names of settings in the configuration, if different."""
 
 
 def kl_controller(config: RLConfig, row: Algorithm) -> Controller:
-    """What moves the KL coefficient of a run. NovaError for settings that make no sense, alone or together: also for
-    gains whose simulated loop, with as many answers in a step as the run has, does not settle."""
+    """The controller of a run's KL coefficient. NovaError for invalid settings, including gains whose simulated control
+    loop, with the run's number of answers per step, is unstable."""
     section, coef = config.adaptive_kl, row.kl_coef
     if not section.enabled:
         return Fixed(coef=coef, max_coef=max(coef, 1.0))
@@ -47,9 +47,9 @@ def kl_controller(config: RLConfig, row: Algorithm) -> Controller:
 
 
 def entropy_controller(config: RLConfig, row: Algorithm) -> Controller:
-    """What moves the weight of the entropy bonus: nothing, or what keeps the entropy at a target. NovaError as above.
+    """The controller of the entropy bonus: constant, or keeping the entropy at a target. NovaError as above.
 
-    The row has the weight to begin with (`merge` gives one to a row whose own is 0).
+    The row has the initial weight (`merge` sets one if the algorithm's is 0).
     """
     section, coef = config.entropy, row.entropy_coef
     if section.target is None:
@@ -60,15 +60,15 @@ def entropy_controller(config: RLConfig, row: Algorithm) -> Controller:
 
 
 def constraints(config: RLConfig) -> dict[Any, Constraint]:
-    """The bounds that act as coefficients, by what they bound: "kl", "entropy". NovaError for settings that make no
-    sense together."""
+    """The constraints that act through coefficients, by quantity: "kl", "entropy". NovaError for contradictory
+    settings."""
     section = config.constraint_optimization
     if not section.enabled or section.mode not in ("lagrangian", "penalty"):
         return {}
 
     def bound(**limit: Any) -> Constraint:
         if section.mode == "penalty":
-            # The documents' p * violation^2 has twice p for its weight.
+            # The documents' p * violation^2 corresponds to a weight of 2 * p.
             return QuadraticPenalty(weight=2.0 * section.constraint_violation_penalty, **limit)
         return Lagrangian(
             lr=section.lagrangian_lr,
@@ -90,7 +90,7 @@ def constraints(config: RLConfig) -> dict[Any, Constraint]:
 
 @contextmanager
 def _under(section: str, names: dict[str, str]) -> Iterator[None]:
-    """Errors about settings are about the keys of a section."""
+    """Translate errors about settings to the keys of a section."""
     try:
         yield
     except NovaError as error:

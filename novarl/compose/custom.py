@@ -1,11 +1,11 @@
-"""A surrogate or an estimator of the user's own, from a Python file: `loss.surrogate`, `adv.estimator=file.py:name`.
+"""Custom surrogates and estimators from a Python file: `loss.surrogate` and `adv.estimator` as `file.py:name`.
 
     def surrogate(logp, old_logp, advantage, mask) -> loss, or (loss, {"clip_fraction": ...})      [N], one per token
     def estimator(rewards, group) -> advantage                                                     [S], one per answer
 
-as the functions of `algos.surrogates` and `algos.advantages`. A surrogate that has the keywords `clip_low` and
-`clip_high` gets the run's. The file runs in this process, on every rank; it is loaded, and each function tried on a
-few numbers, before anything is written. What goes wrong in it is one NovaError with the file and the line.
+They have the form of the functions in `algos.surrogates` and `algos.advantages`. A surrogate with the keywords
+`clip_low` and `clip_high` gets the run's values. The file runs in this process, on every rank. It is loaded, and each
+function is tried on a few numbers, before anything is written. Errors in it are a NovaError with file and line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BOUNDS = ("clip_low", "clip_high")
 
 
 def is_own(name: str) -> bool:
-    """Whether this names a function of the user's and not one of ours, none of which has a dot in its name."""
+    """Whether the name is a user's function; built-in names have no dot."""
     return ".py" in name
 
 
@@ -52,9 +52,9 @@ def own_surrogate(
         loss, stats = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
         _check_tensor(loss, logp, where, what="loss")
         if not loss.requires_grad:
-            raise NovaError("its loss does not depend on logp, so nothing would be learnt", where=where)
+            raise NovaError("the loss does not depend on logp, so it has no gradient", where=where)
         if not isinstance(stats, Mapping) or set(stats) - {"clip_fraction"}:
-            raise NovaError("its statistics are not {'clip_fraction': one for each token}", where=where)
+            raise NovaError("the statistics must be {'clip_fraction': one value per token}", where=where)
         return torch.where(mask, loss, 0.0), stats
 
     logp = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
@@ -63,7 +63,7 @@ def own_surrogate(
 
 
 def own_estimator(spec: str | Callable[..., Any]) -> Callable[[Tensor, Tensor], Tensor]:
-    """The user's estimator in the form of ours, tried once. NovaError where it cannot be one."""
+    """The user's estimator in the form of a built-in one, called once as a test. NovaError if it is invalid."""
     function, where = _load(spec, "adv.estimator")
 
     def estimator(rewards: Tensor, group: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def own_estimator(spec: str | Callable[..., Any]) -> Callable[[Tensor, Tensor], 
 
 
 def _load(spec: str | Callable[..., Any], key: str) -> tuple[Callable[..., Any], str]:
-    """The function that `file.py:name` names, or the one that was given, and where it stands."""
+    """The function named by `file.py:name`, or the given function, with its location."""
     if not isinstance(spec, str):
         code = getattr(spec, "__code__", None)
         path = code.co_filename if code is not None else "python"
@@ -85,9 +85,9 @@ def _load(spec: str | Callable[..., Any], key: str) -> tuple[Callable[..., Any],
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
         fix = "write it as file.py:function_name"
-        raise NovaError(f"{spec!r} does not name a function in a Python file", where=key, fix=fix)
+        raise NovaError(f"{spec!r} is not a function in a Python file", where=key, fix=fix)
     if not Path(path).is_file():
-        raise NovaError("no such file", where=path, fix="give the path of a Python file, from the current directory")
+        raise NovaError("no such file", where=path, fix="give a path relative to the current directory")
     module = _run(Path(path))
     function = getattr(module, name, None)
     if not callable(function):
@@ -111,7 +111,7 @@ def _checked(function: Callable[..., Any], path: str, name: str, key: str) -> tu
 
 
 def _run(path: Path) -> ModuleType:
-    """The file as a module of its own, imported by nobody else."""
+    """The file as a new module that is not in `sys.modules`."""
     spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -136,12 +136,12 @@ def _call(function: Callable[..., Any], where: str, /, *arguments: Tensor, **opt
 
 def _check_tensor(found: Any, like: Tensor, where: str, *, what: str) -> None:
     if not isinstance(found, Tensor):
-        raise NovaError(f"returned {found!r:.60} for its {what}, not a tensor", where=where)
+        raise NovaError(f"the {what} must be a tensor, got {found!r:.60}", where=where)
     if found.shape != like.shape:
-        shapes = f"{list(found.shape)}, not {list(like.shape)}"
-        raise NovaError(f"returned a {what} of shape {shapes}", where=where, fix="return one number for each, unsummed")
+        shapes = f"{list(like.shape)}, got {list(found.shape)}"
+        raise NovaError(f"the {what} must have shape {shapes}", where=where, fix="return one value each, without a sum")
     if not bool(torch.isfinite(found).all()):
-        raise NovaError(f"returned a {what} that is not finite", where=where)
+        raise NovaError(f"the {what} is not finite", where=where)
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

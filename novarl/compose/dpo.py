@@ -1,4 +1,4 @@
-"""`novarl dpo`: a policy learns from preferences directly."""
+"""`novarl dpo`: trains a policy directly on preferences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from novarl.run.session import Session
 
 
 def dpo_run(config: DPOConfig) -> Run:
-    """A run that has not begun."""
+    """A run that has not started."""
     plan = resolve_dpo(config)
     settings = run_settings(config, threads=config.threads)
     return Run(settings, lambda machine: DPOTraining(config, plan, machine))
@@ -60,7 +60,7 @@ class DPOTraining(PreferenceTraining):
         save(self.policy, folder)
 
     def show(self, session: Session, found: Evaluation | None) -> None:
-        """Write samples.md: what the policy now answers to the first prompts, beside what was preferred."""
+        """Write samples.md: the policy's answers to the first prompts, next to the preferred answers."""
         rows = (self.rows.held_out or self.rows.train)[:SHOWN]
         asked = [(index, _question(row, self.policy)) for index, row in enumerate(rows)]
         answers = self.sampler.evaluate(asked, 1, self.sampler.sampling)
@@ -93,7 +93,7 @@ class MeanScorer:
 
 
 def reward_of_policy(plan: PreferencePlan, scorer: Scorer) -> RewardScorer:
-    """What the policy, read as a reward model, says of an answer."""
+    """The policy's implicit reward for an answer."""
     if plan.reference:
         return RatioScorer(scorer, plan.beta)
     return MeanScorer(scorer, plan.beta)

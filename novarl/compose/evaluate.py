@@ -1,4 +1,4 @@
-"""`novarl eval`: how good a model is on held-out rows."""
+"""`novarl eval`: the score of a model on held-out rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from novarl.models.load import load
 from novarl.observe.sinks.jsonl import JsonlSink
 from novarl.observe.summary import render_summary
 from novarl.run.judge import Judge, write_samples
-from novarl.run.lineage import learnt_from
+from novarl.run.lineage import trained_on
 from novarl.run.machine import flush_denormals, start
 from novarl.run.resume import Opened, open_run
 from novarl.run.sampler import Sampler, local_engine
@@ -95,7 +95,7 @@ def _evaluate(config: EvalConfig, opened: Opened, device: torch.device, ranks: R
         raise NovaError(
             f"the reward failed for every row: {str(found.rows[0].error).partition(chr(10))[0]}",
             where="reward",
-            fix="mend the reward function",
+            fix="fix the reward function",
         )
     summary = {
         "seconds": round(time.perf_counter() - began, 3),
@@ -113,7 +113,7 @@ def _evaluate(config: EvalConfig, opened: Opened, device: torch.device, ranks: R
         notes = [*unused, *_notes(config), *date_notes(policy, config)]
         if found.best is not None:
             mean, (low, high) = found.best
-            chosen = f"best of {config.eval.k} samples by reward {config.best_of}"
+            chosen = f"Best of {config.eval.k} samples by reward {config.best_of}"
             notes.append(f"{chosen}: mean reward {mean:.3f} [{low:.3f}, {high:.3f}]")
         _write(config, opened.rundir, rows, found, summary, notes)
         for note in notes:
@@ -123,12 +123,12 @@ def _evaluate(config: EvalConfig, opened: Opened, device: torch.device, ranks: R
 
 
 def _notes(config: EvalConfig) -> list[str]:
-    """What should be known of the score."""
-    run = learnt_from(config.model, config.data) if config.data else None
+    """Notes about the score."""
+    run = trained_on(config.model, config.data) if config.data else None
     if run is None:
         return []
-    held_out = f"how it does on those that were held out is in {run / 'summary.json'}"
-    return [f"the model has learnt from rows of {config.data}, so the score is not one on new rows: {held_out}"]
+    held_out = f"The held-out score of that run is in {run / 'summary.json'}"
+    return [f"The model was trained on rows of {config.data}, so the score is contaminated. {held_out}"]
 
 
 def _write(
@@ -139,7 +139,7 @@ def _write(
     summary: Mapping[str, Any],
     notes: Sequence[str],
 ) -> None:
-    """What an evaluation leaves behind: the same files as a training run, but for its metrics."""
+    """Write the same files as a training run, except metrics."""
     rundir.create()
     rundir.write_json("manifest.json", {**environment(), "kind": "eval", "seed": config.seed})
     rundir.write_text("config.yaml", to_yaml(config))

@@ -1,4 +1,4 @@
-"""What moves by itself during a run, from the configuration: controllers, constraints, objectives, step guards."""
+"""What adapts during a run: controllers, constraints, objectives and step guards, from the configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build_governor(config: RLConfig, plan: RLPlan) -> Governor:
-    """Coefficients, and what moves them; `resolve_rl` has checked that they can."""
+    """Coefficients and their controllers; `resolve_rl` has checked the settings."""
     row = plan.algorithm
     return Governor(
         kl=kl_controller(config, row),
@@ -42,7 +42,7 @@ def _objectives(config: RLConfig) -> Objectives | None:
 
 
 def build_guard(config: RLConfig) -> StepGuard | None:
-    """The hard modes of a KL constraint."""
+    """The step guard of a KL constraint with mode early_stop or rollback."""
     section = config.constraint_optimization
     if not section.enabled or section.mode not in ("early_stop", "rollback") or section.kl_constraint is None:
         return None
@@ -50,7 +50,7 @@ def build_guard(config: RLConfig) -> StepGuard | None:
 
 
 def build_front(section: MultiObjective, session: Session) -> Front | None:
-    """The front of a run that has several objectives, of which an evaluation measures at least one."""
+    """The Pareto front of a run with several objectives, if an evaluation measures at least one of them."""
     if not section.enabled or set(section.objectives) <= set(NOT_MEASURED):
         return None
     axes = {name: Axis(spec.direction, spec.epsilon, spec.reference) for name, spec in section.objectives.items()}

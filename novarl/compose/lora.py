@@ -1,7 +1,7 @@
-"""LoRA in a run: where its base lies, when its adapters come in, and how both come back when the run is resumed.
+"""LoRA in a run: where the base weights are stored, when adapters are added, and how both are restored.
 
-A checkpoint's `model/` holds merged weights, for everyone. From those no run could go on bit by bit, so the base lies
-in the run directory, written once, and the adapters travel in the checkpoint's state.
+A checkpoint's `model/` holds merged weights, which any tool can load. They do not allow a bit-identical resume, so the
+base is written once to the run directory and the adapters are part of the checkpoint's state.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from novarl.models.lora import LoraSettings, adapter_weights, inject, put_adapte
 from novarl.run.resume import Opened
 
 BASE = "base"
-"""The folder in the run directory with the weights below the adapters, or those that an implicit reward model started
-from."""
+"""The folder in the run directory with the base weights of the adapters, or the initial weights of an implicit reward
+model."""
 STATE = "adapter"
-"""The adapters' place in a checkpoint's state."""
+"""The adapters' key in a checkpoint's state."""
 
 
 def model_source(config: TrainConfig, opened: Opened, state: Mapping[str, Any] | None) -> str:
-    """Where a run's weights are read from: the model asked for, the checkpoint's, or the base below its adapters.
+    """The source of a run's weights: the configured model, the checkpoint's model, or the base of its adapters.
 
-    Raises NovaError where the run is resumed with other adapters than it was started with.
+    Raises NovaError if the run is resumed with different adapter settings.
     """
     if state is None or opened.checkpoint is None:
         return config.model
@@ -37,19 +37,21 @@ def model_source(config: TrainConfig, opened: Opened, state: Mapping[str, Any] |
     folder = opened.rundir.path / BASE
     if not (folder / "config.json").is_file():
         raise NovaError(
-            "the weights below the run's adapters are gone", where=str(folder), fix="put them back, or start a new run"
+            "the base weights of the run's adapters are missing",
+            where=str(folder),
+            fix="restore them, or start a new run",
         )
     return str(folder)
 
 
 def check_adaptable(config: TrainConfig, policy: Policy) -> None:
-    """Refuse, before anything is written or trained, what would fail only when the adapters come in."""
+    """Check before anything is written or trained that the adapters can be added later."""
     if (settings := _settings(config.lora)) is not None:
         targets(policy.model, settings)
 
 
 def adapt(config: TrainConfig, policy: Policy, state: Mapping[str, Any] | None) -> None:
-    """Put the adapters in, where the run is to have them: fresh ones, or those of `state`."""
+    """Add the adapters if the run uses them: new ones, or those of `state`."""
     if (settings := _settings(config.lora)) is None:
         return
     inject(policy.model, settings, seed=config.seed)
@@ -58,8 +60,8 @@ def adapt(config: TrainConfig, policy: Policy, state: Mapping[str, Any] | None) 
 
 
 def keep_base(config: TrainConfig, policy: Policy, opened: Opened, ranks: Ranks, *, is_reference: bool = False) -> None:
-    """Write the base once, while the adapters still add nothing to it: for whoever resumes, and where it `is_reference`
-    for whoever compares the trained model with it."""
+    """Write the base weights once, while the adapters are still zero: for a resume and, if it `is_reference`, for
+    comparison with the trained model."""
     if config.lora.rank == 0 and not is_reference:
         return
     if ranks.rank == 0:
@@ -68,7 +70,7 @@ def keep_base(config: TrainConfig, policy: Policy, opened: Opened, ranks: Ranks,
 
 
 def adapter_state(config: TrainConfig, policy: Policy) -> dict[str, Any]:
-    """What a checkpoint must hold of the adapters; nothing where there are none."""
+    """The adapters' state for a checkpoint; empty if there are none."""
     if config.lora.rank == 0:
         return {}
     return {STATE: {"settings": _said(config.lora), "weights": adapter_weights(policy.model)}}
@@ -81,20 +83,20 @@ def _settings(lora: Lora) -> LoraSettings | None:
 
 
 def _said(lora: Lora) -> dict[str, Any]:
-    """What decides how the adapters' weights are read, as JSON holds it."""
+    """The settings that determine how adapter weights are read, as JSON values."""
     target = lora.target if isinstance(lora.target, str) else list(lora.target)
     return {"rank": lora.rank, "alpha": lora.alpha, "target": target}
 
 
 def _check_same(lora: Lora, state: Mapping[str, Any]) -> None:
-    if state["phase"] == "warmup":  # the adapters are still to come
+    if state["phase"] == "warmup":  # the adapters are not added yet
         return
     before = state[STATE]["settings"] if STATE in state else {"rank": 0}
     now = _said(lora)
     for name, value in before.items():
         if now[name] != value:
             raise NovaError(
-                f"the run was started with lora.{name}={value}, and is told to go on with {now[name]}",
+                f"the run was started with lora.{name}={value}, but now it is {now[name]}",
                 where=f"lora.{name}",
-                fix=f"write lora.{name}={value}, or choose another run_dir",
+                fix=f"set lora.{name}={value}, or choose another run_dir",
             )

@@ -1,7 +1,4 @@
-"""From an algorithm's row and a configuration to the row that a run has, and the refusal of what contradicts itself.
-
-This module loads no torch.
-"""
+"""Merges an algorithm's row with a configuration and refuses contradictions. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ adapted by factors, which no 0 would ever leave."""
 
 
 def merge(row: Algorithm, config: RLConfig) -> Algorithm:
-    """The algorithm's row with the parts that the configuration names put in their places."""
+    """The algorithm's row with the parts that the configuration changes."""
     changes = _merge_credit(row, config) | _merge_surrogate(row, config)
     changes["settings"] = _settings(replace(row, **changes), config)
     if config.entropy.coef is not None:
@@ -41,33 +38,33 @@ def merge(row: Algorithm, config: RLConfig) -> Algorithm:
 
 
 def constrains_kl(config: RLConfig) -> bool:
-    """Whether KL to the reference has a price that moves by itself."""
+    """Whether a constraint adapts the coefficient of KL to the reference."""
     bound = config.constraint_optimization
     return bound.enabled and bound.mode in ("lagrangian", "penalty") and bound.kl_constraint is not None
 
 
 def _adapted(merged: Algorithm, config: RLConfig) -> Algorithm:
-    """The row with a place and a beginning for a KL coefficient that moves by itself."""
+    """The row with a place and an initial value for an adaptive KL coefficient."""
     adaptive = config.adaptive_kl
     if adaptive.enabled and merged.kl_type is None:
         raise NovaError(
-            f"algo={merged.name} has no KL term whose coefficient could adapt",
+            f"algo={merged.name} has no KL term",
             where="adaptive_kl.enabled",
             fix="add kl.type=loss, reward or advantage",
         )
     if adaptive.enabled and constrains_kl(config):
         raise NovaError(
-            "a controller and a constraint would both move the KL coefficient",
+            "a controller and a constraint would both change the KL coefficient",
             where="adaptive_kl.enabled",
-            fix="use one of them",
+            fix="remove one of them",
         )
     if adaptive.enabled and adaptive.initial_coef is not None:
         merged = replace(merged, kl_coef=adaptive.initial_coef)
     if adaptive.enabled and merged.kl_coef == 0:
         raise NovaError(
-            "a coefficient that starts at 0 stays at 0, since it is adapted by factors",
+            "a coefficient of 0 cannot adapt, because it is changed by multiplication",
             where="adaptive_kl.initial_coef",
-            fix="start above 0",
+            fix="set it above 0",
         )
     if constrains_kl(config) and merged.kl_type is None:
         merged = replace(merged, kl_type="loss", kl_estimator=config.kl.estimator or "k2", kl_coef=0.0)
@@ -135,15 +132,15 @@ def _merge_kl(row: Algorithm, config: RLConfig) -> dict[str, Any]:
         coef = adaptive.initial_coef
     if coef and kind is None:
         raise NovaError(
-            f"kl.coef={coef:g} without a place for it, and algo={row.name} has none",
+            f"kl.coef={coef:g} needs kl.type, because algo={row.name} has no KL term",
             where="kl.type",
             fix="add kl.type=loss, reward or advantage",
         )
     if config.kl.type is not None and config.kl.coef is None and not coef and not constrains_kl(config):
         raise NovaError(
-            f"kl.type={kind} with coefficient 0 does nothing",
+            f"kl.type={kind} with coefficient 0 has no effect",
             where="kl.coef",
-            fix="set kl.coef above 0, or leave kl.type out",
+            fix="set kl.coef above 0, or remove kl.type",
         )
     same_place = kind == row.kl_type
     estimator = config.kl.estimator or (row.kl_estimator if same_place else "k2" if kind == "loss" else "k1")
@@ -155,19 +152,19 @@ def _check_credit(merged: Algorithm, config: RLConfig) -> None:
     row = estimator(merged.estimator)
     if alone and "group" in row.needs:
         raise NovaError(
-            f"algo={merged.name} compares the answers to one prompt, and with one answer there is nothing to compare",
+            f"algo={merged.name} compares several answers to a prompt, but responses_per_prompt is 1",
             where="responses_per_prompt",
             fix="use 2 or more, or algo=reinforce adv.estimator=mean",
         )
     if alone and merged.dynamic_sampling:
         raise NovaError(
-            "with one answer a prompt no group varies, and all would be dropped",
+            "with one answer per prompt no group has different rewards, so all would be dropped",
             where="dynamic_sampling.enabled",
             fix="use responses_per_prompt=2 or more, or dynamic_sampling.enabled=false",
         )
     if adv.norm_std and "adv.norm_std" not in row.reads:
         raise NovaError(
-            f"adv.estimator={merged.estimator} has no group whose deviation to divide by",
+            f"adv.estimator={merged.estimator} has no group standard deviation to divide by",
             where="adv.norm_std",
             fix="use adv.estimator=group, or adv.whiten=true",
         )
@@ -177,28 +174,28 @@ def _check_credit(merged: Algorithm, config: RLConfig) -> None:
         known = temporal if name in ("values", "bootstrap_truncated") else readers(f"adv.{name}")
         if known and given is not None and given is not False and merged.estimator not in known:
             raise NovaError(
-                f"adv.estimator={merged.estimator} does not read it",
+                f"adv.estimator={merged.estimator} does not use it",
                 where=f"adv.{name}",
                 fix=f"use adv.estimator={known[0]}, or leave it out",
             )
     if merged.values == "continuations" and merged.estimator != "gae":
         raise NovaError(
-            f"continuations give values to steps, and adv.estimator={merged.estimator} wants them for tokens",
+            f"continuations estimate values per step, but adv.estimator={merged.estimator} needs them per token",
             where="adv.values",
             fix="use adv.estimator=gae, or adv.values=critic",
         )
     if adv.bootstrap_truncated and merged.values != "critic":
         raise NovaError(
-            "only a critic knows what an answer is worth where it was cut off",
+            "only a critic can estimate the value of a truncated answer",
             where="adv.bootstrap_truncated",
-            fix="use adv.values=critic, or leave it out",
+            fix="use adv.values=critic, or remove it",
         )
     for key in ("type", "tis_max"):
         if getattr(config.correction, key) is not None and row.weighted:
             raise NovaError(
-                f"adv.estimator={merged.estimator} has weighed each token by pi_old / mu, and would weigh it twice",
+                f"adv.estimator={merged.estimator} already weights each token by pi_old / mu",
                 where=f"correction.{key}",
-                fix="leave it out, or use adv.estimator=gae",
+                fix="remove it, or use adv.estimator=gae",
             )
     for section, used, fix in (
         ("critic", merged.values == "critic", "use algo=ppo, or leave it out"),
@@ -206,7 +203,7 @@ def _check_credit(merged: Algorithm, config: RLConfig) -> None:
         ("prime", "process" in row.needs, "use algo=prime, or leave it out"),
     ):
         if not used and getattr(config, section) != type(getattr(config, section))():
-            raise NovaError(f"algo={merged.name} has nothing that would read it", where=section, fix=fix)
+            raise NovaError(f"algo={merged.name} does not use it", where=section, fix=fix)
 
 
 def _check_surrogate(merged: Algorithm, config: RLConfig) -> None:
@@ -214,7 +211,7 @@ def _check_surrogate(merged: Algorithm, config: RLConfig) -> None:
     for key in dict.fromkeys(key for record in SURROGATES.values() for key in record.reads):
         if key not in reads and given_in(config, key) is not None:
             raise NovaError(
-                f"loss.surrogate={merged.surrogate} does not read it",
+                f"loss.surrogate={merged.surrogate} does not use it",
                 where=key,
                 fix=f"use loss.surrogate={readers(key)[0]}, or leave it out",
             )
@@ -223,7 +220,7 @@ def _check_surrogate(merged: Algorithm, config: RLConfig) -> None:
         raise NovaError(
             f"{dual:g} is below 1 + clip.high = {1.0 + high:g}, where the ratio is clipped already",
             where="clip.dual",
-            fix="write a larger one, such as 3",
+            fix="use a larger value, such as 3",
         )
 
 
@@ -232,47 +229,49 @@ def _check_entropy(merged: Algorithm, config: RLConfig) -> None:
     floor = bound.entropy_constraint is not None or bound.entropy_fraction is not None
     if config.entropy.target is not None and bound.enabled and floor:
         raise NovaError(
-            "a controller and a constraint would both move the weight of the entropy bonus",
+            "a controller and a constraint would both change the weight of the entropy bonus",
             where="entropy.target",
-            fix="use one of them",
+            fix="remove one of them",
         )
 
 
 def _check_kl(merged: Algorithm, config: RLConfig) -> None:
     if merged.kl_type == "loss" and merged.kl_estimator == "k1":
         raise NovaError(
-            "k1 as a loss has zero gradient on average", where="kl.estimator", fix="use k2 or k3, or kl.type=reward"
+            "k1 in the loss has zero gradient in expectation",
+            where="kl.estimator",
+            fix="use k2 or k3, or kl.type=reward",
         )
     if config.kl.clamp is not None and (merged.kl_type is None or merged.kl_estimator != "k3"):
         found = f"kl.estimator={merged.kl_estimator}" if merged.kl_type else f"no KL term in algo={merged.name}"
-        raise NovaError(f"only k3 is clamped, and there is {found}", where="kl.clamp", fix="use k3, or leave it out")
+        raise NovaError(f"only k3 can be clamped, but there is {found}", where="kl.clamp", fix="use k3, or remove it")
     if config.kl.corrected and merged.kl_type != "loss":
         raise NovaError(
-            "only KL as a loss has a gradient to correct", where="kl.corrected", fix="use kl.type=loss, or leave it out"
+            "only KL in the loss can be corrected", where="kl.corrected", fix="use kl.type=loss, or remove it"
         )
     if config.kl.estimator is not None and merged.kl_type is None:
         raise NovaError(
-            f"algo={merged.name} has no KL term to estimate",
+            f"algo={merged.name} has no KL term",
             where="kl.estimator",
-            fix="add kl.type and kl.coef, or leave it out",
+            fix="set kl.type and kl.coef, or remove it",
         )
     if config.kl.unit == "sequence" and config.constraint_optimization.enabled and not constrains_kl(config):
         bound = config.constraint_optimization
         if bound.kl_constraint is not None:
             raise NovaError(
-                f"mode={bound.mode} measures how far an update moved the policy for each token, not each answer",
+                f"mode={bound.mode} constrains KL per token, not per answer",
                 where="kl.unit",
-                fix="leave it out, and give kl_constraint in nats per token",
+                fix="remove it, and set kl_constraint in nats per token",
             )
     objectives = config.multi_objective.objectives if config.multi_objective.enabled else {}
     for used, what in (
-        (merged.kl_coef > 0, f"the penalty of algo={merged.name} would do nothing"),
-        (constrains_kl(config), "no bound on it would ever be broken"),
-        ("kl" in objectives, "it is no objective"),
+        (merged.kl_coef > 0, f"the penalty of algo={merged.name} has no effect"),
+        (constrains_kl(config), "the constraint has no effect"),
+        ("kl" in objectives, "the objective has no effect"),
     ):
         if used and config.kl.reference == "tie":
             raise NovaError(
-                f"the policy tied to itself has KL 0: {what}",
+                f"KL to the policy itself is always 0: {what}",
                 where="kl.reference",
-                fix="use kl.reference=start or ema, or leave KL out of the run",
+                fix="use kl.reference=start or ema, or remove KL",
             )

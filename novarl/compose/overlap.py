@@ -1,4 +1,4 @@
-"""Sampling and scoring in a process of their own, one step ahead of learning."""
+"""Sampling and scoring in a separate process, one step ahead of training (rollout.staleness=1)."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 class Apart:
-    """A sampler with the weights of its own process, which `far_sampler` makes there."""
+    """The sampler inside the sampling process, created there by `far_sampler`."""
 
     def __init__(self, sampler: Sampler, rewards: RewardSet) -> None:
         self._play, self._version = Play(sampler, rewards), -1
 
     def attach(self, path: str, size: int, layout: Sequence[Entry]) -> None:
-        """Where the learner leaves its weights."""
+        """Open the shared memory into which the learner writes its weights."""
         self._weights = SharedWeights.open(path, size, layout)
 
     def play(self, asked: Sequence[tuple[int, Prompt]], step: int, version: int) -> list[Scored]:
-        """Sampled and scored rollouts, by the weights of the shared block, which are those of `version`."""
+        """Sampled and scored rollouts, with the weights of `version` from shared memory."""
         if version != self._version:
             self._play.sampler.engine.publish(self._weights.named_tensors(), version)
             self._version = version
@@ -53,7 +53,7 @@ class Apart:
 
 
 def far_sampler(config: RLConfig, source: str, threads: int) -> Apart:
-    """In the sampling process: a model like the policy, whose weights come from the shared block before each step."""
+    """In the sampling process: a copy of the policy that reads its weights from shared memory before each step."""
     torch.set_num_threads(threads)
     keep_freed_memory()
     flush_denormals()
@@ -68,10 +68,10 @@ def far_sampler(config: RLConfig, source: str, threads: int) -> Apart:
 
 
 class FarSampler:
-    """The learner's end of the sampling process; `loops.stale.Sampler`.
+    """The learner's handle of the sampling process; `loops.stale.Sampler`.
 
-    To be made after all imports and before anything starts a thread, so that the process is a fork; then it is told
-    what to `load`, while the run is composed here, and at last whose weights to sample by (`follow`).
+    Create it after all imports and before any thread starts, so that the process can be forked. Then `load` the model
+    there while the run is composed here, and call `follow` with the model whose weights it uses.
     """
 
     def __init__(self, threads: int) -> None:
@@ -79,8 +79,8 @@ class FarSampler:
         self._weights: SharedWeights | None = None
         self._remote = RemoteObject(
             what="the sampling process",
-            fix="go on from the last checkpoint with resume=auto; if memory was short, with rollout.staleness=0 or "
-            "fewer rollout.max_batch",
+            fix="resume from the last checkpoint with resume=auto; if it ran out of memory, use rollout.staleness=0 or "
+            "a smaller rollout.max_batch",
             environ=dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads)),
         )
 
@@ -93,7 +93,7 @@ class FarSampler:
         self._weights.forget()
 
     def publish(self, version: int) -> None:
-        """Leave the weights where the process reads them when it begins to play, which it does before the next."""
+        """Write the weights to shared memory; the process reads them before it samples next."""
         assert self._weights is not None
         self._weights.write(self._model)
         self._version = version

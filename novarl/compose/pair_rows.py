@@ -1,4 +1,4 @@
-"""The rows of a run on preferences, and the reference's log-probabilities beside them."""
+"""The rows of a preference run, with the reference's log-probabilities."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Answers = Pair | Labelled
 Item = TypeVar("Item")
 
 REFERENCE = "logprobs.safetensors"
-"""In the folder `reference` of a run: `logprobs` [N], the reference's log-probabilities of every trained token of every
-row, in their order; its metadata say of which rows."""
+"""In a run's `reference` folder: `logprobs` [N], the reference's log-probabilities of all trained tokens of all rows,
+in order. The metadata identify the rows."""
 
 
 def preference_rows(config: DPOConfig | RMConfig, plan: PreferencePlan, policy: Policy) -> Rows[Answers]:
-    """Pairs, or labelled answers, to learn from and to measure on."""
+    """Pairs or labelled answers: training and held-out rows."""
     bad: list[BadRow] = []
     unused = Unused()
     reading = Reading(
@@ -84,14 +84,14 @@ def preference_rows(config: DPOConfig | RMConfig, plan: PreferencePlan, policy: 
     if not plan.strangers:
         return Rows(list(answers), list(_flat(measured)), counts, bad, unused)
     if len(answers) < 2:
-        what = f"loss={plan.loss} compares an answer with those of other rows, and there is only one"
-        raise NovaError(what, where="data", fix="give at least two rows")
+        what = f"loss={plan.loss} compares answers of different rows, but there is only one row"
+        raise NovaError(what, where="data", fix="use at least two rows")
     trained = [_fitted(pair, reading.max_length) for pair in unpaired(answers)]
     return Rows(list(trained), list(_flat(measured)), counts, bad, unused)
 
 
 def task_pairs(task: Task) -> list[dict[str, Any]]:
-    """A task's demonstrations as pairs: the rejected answer to a problem is the next one to another that differs."""
+    """A task's demonstrations as pairs. The rejected answer is the next different answer to another problem."""
     rows = demonstrations(task)
     pairs = []
     for index, row in enumerate(rows):
@@ -106,8 +106,7 @@ def task_pairs(task: Task) -> list[dict[str, Any]]:
 def labels_aside(
     of_rows: list[tuple[Labelled, ...]], most: int
 ) -> tuple[list[tuple[Labelled, ...]], list[tuple[Labelled, ...]]]:
-    """`set_aside`, of good and of bad rows as many as there are of each: rows often come in turns, one good, one bad,
-    and every so-manyth of them may be all of one kind."""
+    """`set_aside` stratified by label: good and bad rows often alternate, so every k-th row may have the same label."""
     held: list[int] = []
     for label in (1.0, 0.0):
         kind = [index for index, row in enumerate(of_rows) if row[0].label == label]
@@ -122,13 +121,13 @@ def _with_margin(pair: Pair, margin: float) -> Pair:
 
 
 def _flat(of_rows: list[tuple[Labelled, ...]]) -> list[Labelled]:
-    """All first answers of the rows, then all second ones, so that neighbours answer different prompts."""
+    """All first answers of the rows, then all second ones, so that neighbours belong to different prompts."""
     sides = max((len(row) for row in of_rows), default=0)
     return [row[side] for side in range(sides) for row in of_rows if side < len(row)]
 
 
 def _fitted(pair: Pair, max_length: int) -> Pair:
-    """A row beside a stranger's answer, which loses its tail where the row's own prompt leaves too little room."""
+    """A row paired with another row's answer, which is truncated to fit behind this row's prompt."""
     other = pair.rejected
     columns = (other.tokens, other.mask, other.behavior_logp, other.kept_logmass, other.versions)
     return replace(pair, rejected=Sequence(*(column[:max_length] for column in columns)))  # type: ignore[arg-type]
@@ -137,8 +136,7 @@ def _fitted(pair: Pair, max_length: int) -> Pair:
 def record_reference(
     rows: Rows[Any], logprobs: Callable[[Batch], Tensor], *, folder: Path, ranks: Ranks
 ) -> Rows[Answers]:
-    """The rows with the reference's log-probabilities in them, computed now and written to `folder` for whoever
-    resumes the run."""
+    """The rows with the reference's log-probabilities, which are computed now and written to `folder` for a resume."""
     tape = Tape([], logprobs)
     recorded = _with_tape(rows, tape)
     if ranks.rank == 0:
@@ -148,8 +146,8 @@ def record_reference(
 
 
 def recall_reference(rows: Rows[Any], folder: Path) -> Rows[Answers]:
-    """The same of a run that is resumed: read from `folder`, never computed again. NovaError: it is not there, it
-    cannot be read, or it is of other rows."""
+    """The same for a resumed run: read from `folder`, not computed again. NovaError if the file is missing, unreadable
+    or belongs to other rows."""
     return _with_tape(rows, Tape(_read(folder / REFERENCE, _digest(rows))))
 
 
@@ -158,7 +156,7 @@ def _with_tape(rows: Rows[Any], tape: Tape) -> Rows[Answers]:
 
 
 class Tape:
-    """Log-probabilities [N] of one batch after the other: recorded from `source`, or played back from what was kept."""
+    """Log-probabilities [N] of consecutive batches: recorded from `source`, or replayed from a recording."""
 
     def __init__(self, parts: list[Tensor], source: Callable[[Batch], Tensor] | None = None) -> None:
         self.parts, self.source, self.at = parts, source, 0
@@ -172,7 +170,7 @@ class Tape:
 
 
 def _digest(rows: Rows[Answers]) -> str:
-    """Which tokens of which rows the log-probabilities are of."""
+    """A hash of the rows and tokens that the log-probabilities belong to."""
     found = hashlib.blake2b(digest_size=16)
     for row in chain(rows.train, rows.held_out):
         sides = (row.chosen, row.rejected) if isinstance(row, Pair) else (row.sequence,)
@@ -194,11 +192,9 @@ def _write(file: Path, logprobs: Tensor, digest: str) -> None:
 def _read(file: Path, digest: str) -> list[Tensor]:
     from safetensors import SafetensorError, safe_open
 
-    fix = "put it back as it was, or start a new run"
+    fix = "restore it, or start a new run"
     if not file.is_file():
-        raise NovaError(
-            "the reference's log-probabilities, which the run began with, are gone", where=str(file), fix=fix
-        )
+        raise NovaError("the reference's log-probabilities are missing", where=str(file), fix=fix)
     try:
         with safe_open(file, "pt") as stored:
             of, logprobs = (stored.metadata() or {}).get("rows"), stored.get_tensor("logprobs")
@@ -207,6 +203,6 @@ def _read(file: Path, digest: str) -> list[Tensor]:
             f"the reference's log-probabilities cannot be read: {error}", where=str(file), fix=fix
         ) from error
     if of != digest:
-        what = "these are not the rows that the run began with: the reference's log-probabilities are of others"
-        raise NovaError(what, where=str(file), fix="go on with the same data and the same keys, or start a new run")
+        what = "the rows have changed: the reference's log-probabilities belong to other rows"
+        raise NovaError(what, where=str(file), fix="resume with the same data and keys, or start a new run")
     return [logprobs]

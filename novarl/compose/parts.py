@@ -18,7 +18,7 @@ from novarl.run.sampler import Sampler
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an online run is made of before its first phase."""
+    """The parts of an online run, before its first phase."""
 
     config: RLConfig
     plan: RLPlan

@@ -1,4 +1,4 @@
-"""What `novarl dpo` and `novarl rm` share: learning from pairs of answers, or from answers with a label."""
+"""Shared parts of `novarl dpo` and `novarl rm`: training on pairs or labelled answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from novarl.compose.rows import subject
 from novarl.compose.sampling import greedy_sampler
 from novarl.compose.weights import read_policy
 from novarl.config.preference import DPOConfig, RMConfig
-from novarl.config.unread import idle
+from novarl.config.unread import without_effect
 from novarl.core.types import Batch, Record
 from novarl.data.pairs import Labelled, Pair, pack_labelled, pack_pairs
 from novarl.data.rows import Rows
@@ -32,11 +32,11 @@ from novarl.run.lifecycle import Machine, Phase, Training
 from novarl.run.session import Session
 
 SHOWN_TOKENS = 256
-"""The longest answer in samples.md."""
+"""Maximum answer length in samples.md."""
 
 
 class RowLearner(Protocol):
-    """Learns from batches of rows: one call, one optimiser update."""
+    """Trains on batches of rows, one optimizer update per call."""
 
     def update(self, batch: Batch) -> Record: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -44,8 +44,8 @@ class RowLearner(Protocol):
 
 
 class PreferenceTraining(Training):
-    """Loads and checks everything; nothing is written yet. `scored` gives each answer of a batch a reward [S], for the
-    evaluation; who learns is for each command to say."""
+    """Loads and checks everything; nothing is written yet. `scored` returns the reward [S] of each answer of a batch,
+    for the evaluation; each command provides its learner."""
 
     scored: RewardScorer
 
@@ -69,14 +69,14 @@ class PreferenceTraining(Training):
 
     @abstractmethod
     def learner(self) -> RowLearner:
-        """Who learns."""
+        """The learner."""
 
     @property
     def notes(self) -> Sequence[str]:
         config = self.settings
         return [
             *date_notes(self.policy, config, self.state),
-            *idle(config),
+            *without_effect(config),
             *self.rows.notes(config.data, config.eval.n),
         ]
 
@@ -87,7 +87,7 @@ class PreferenceTraining(Training):
         return {**date_facts(self.policy), "loss": self.plan.loss}
 
     def begin(self, session: Session) -> None:
-        """The reference's log-probabilities are computed once and kept in the run directory."""
+        """Compute the reference's log-probabilities once and keep them in the run directory."""
         folder, ranks = session.rundir.path / "reference", session.ranks
         if self.state is not None:
             return
@@ -96,7 +96,7 @@ class PreferenceTraining(Training):
         if not self.plan.reference:
             return
         many = f"{len(self.rows.train) + len(self.rows.held_out):,} rows"
-        first = f"first the reference's log-probabilities of all {many} are computed, once for the whole run"
+        first = f"Computing the reference's log-probabilities of all {many}, once for the whole run"
         session.bus.event("alert", message=first)
         budget = self.settings.micro.max_tokens
         self.rows = record_reference(
@@ -132,7 +132,7 @@ class PreferenceTraining(Training):
         return self.evaluate_rewards if self.rows.held_out else None
 
     def evaluate_rewards(self) -> RewardEvaluation:
-        """How well the rewards tell good answers from bad ones."""
+        """How well the rewards separate good answers from bad ones."""
         return evaluate_rewards(self.rows.held_out, self._rewards)
 
     def _rewards(self, batch: Batch) -> Tensor:

@@ -1,7 +1,4 @@
-"""What learning from preferences does where its configuration says null.
-
-This module loads no torch, so `novarl explain` answers at once.
-"""
+"""Resolves null settings of preference training. This module does not import torch, so `novarl explain` is fast."""
 
 from __future__ import annotations
 
@@ -15,22 +12,22 @@ from novarl.tasks.registry import Task, find_task
 SMALL_DPO_LR, LARGE_DPO_LR = 1e-4, 5e-7
 SMALL_RM_LR, LARGE_RM_LR = 3e-4, 1e-5
 DPO_BETA = {"simpo": 2.0}
-"""By loss; 0.1 for all others. SimPO's rewards are means over tokens, where the others' are sums."""
+"""By loss; 0.1 for all others. SimPO's rewards are means over tokens, the others' are sums."""
 IMPLICIT_BETA = 0.05
 DEFAULTS = {
     "dpop": {"penalty": 50.0},
     "simpo": {"gamma": 0.5},
     "kto": {"desirable_weight": 1.0, "undesirable_weight": 1.0},
 }
-"""What a loss's own keys are where nothing is said."""
+"""Defaults of the keys that belong to one loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreferencePlan:
-    """What a run on preferences will do.
+    """The resolved settings of a preference run.
 
-    `labelled`: its loss learns from labelled answers and not from pairs; `reference`: it compares the policy with what
-    it was; `head`: a scalar head is what learns. `options` are the loss's own keywords.
+    `labelled`: the loss uses labelled answers instead of pairs; `reference`: it compares the policy with its initial
+    state; `head`: it trains a scalar head. `options` are the loss's keywords.
     """
 
     task: Task | None
@@ -44,7 +41,7 @@ class PreferencePlan:
 
     @property
     def strangers(self) -> bool:
-        """Whether the loss's point of reference is estimated on other rows' answers."""
+        """Whether the loss estimates its reference point on other rows' answers."""
         return self.loss in ("kto", "implicit_kto")
 
 
@@ -85,7 +82,7 @@ def resolve_rm(config: RMConfig) -> PreferencePlan:
 
 
 def decided(config: DPOConfig | RMConfig) -> dict[str, Any]:
-    """The keys that are null in the configuration and that this loss reads, by what they are in the run."""
+    """The effective values of the null keys that this loss uses."""
     if isinstance(config, RMConfig):
         plan = resolve_rm(config)
         return {"optim.lr": plan.lr} | ({} if plan.head else {"beta": plan.beta})

@@ -1,4 +1,4 @@
-"""The policy that KL is measured to."""
+"""The reference policy of KL."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 
 def open_reference(parts: Parts, named: nn.Module | None, folder: Path, *, resumed: bool) -> Scorer:
-    """`kl.reference` as a model that is never trained; `named` is the one that it names, if it does.
+    """`kl.reference` as a frozen model; `named` is the model that it names, if any.
 
-    What starts as the policy did when reinforcement learning began is kept in `folder` for whoever resumes; a moving
-    average of the policy also lies, as it has moved since, in the learner's state. Under LoRA the start is the policy
-    without its adapters.
+    A copy of the initial policy is kept in `folder` for a resume; a moving average is also part of the learner's state.
+    With LoRA, the initial policy is the policy without its adapters.
     """
     config, scorer = parts.config, parts.scorer
     if config.kl.reference == "tie":
@@ -50,11 +49,8 @@ def open_reference(parts: Parts, named: nn.Module | None, folder: Path, *, resum
 
 
 def named_reference(config: RLConfig, policy: Policy, longest: int, device: torch.device) -> nn.Module | None:
-    """A model of its own that `kl.reference` names, which must speak the policy's tokens and take the `longest`
-    sequence that may be sampled; None where it names none.
-
-    NovaError where there is none, or one of other tokens or a shorter context: before anything is written or learnt.
-    """
+    """The separate model named by `kl.reference`, or None. It must have the policy's tokenizer and accept the `longest`
+    sequence that may be sampled; otherwise a NovaError is raised before anything is written or trained."""
     name = config.kl.reference
     if name in ("start", "ema", "tie"):
         return None
@@ -62,14 +58,14 @@ def named_reference(config: RLConfig, policy: Policy, longest: int, device: torc
     try:
         theirs = load(name, dtype=config.dtype, device=device, attn=config.attn, trust=trust_of(config))
     except NovaError as error:
-        raise NovaError(error.what, where=where, fix="name start, ema, tie, a model's directory or a hub id") from error
+        raise NovaError(error.what, where=where, fix="use start, ema, tie, a model directory or a hub id") from error
     _speaks_as(policy, theirs, longest, where)
     return freeze(theirs.model)
 
 
 def named_process_model(config: RLConfig, policy: Policy, longest: int, device: torch.device) -> ImplicitModel | None:
-    """The implicit reward model that `prime.model` names, with the model that it is compared with; None where it names
-    none. NovaError as for `named_reference`."""
+    """The implicit reward model named by `prime.model`, with its reference, or None. NovaError as in
+    `named_reference`."""
     name = config.prime.model
     if name is None:
         return None
@@ -81,18 +77,18 @@ def named_process_model(config: RLConfig, policy: Policy, longest: int, device: 
 
 
 def _speaks_as(policy: Policy, theirs: Policy, longest: int, where: str) -> None:
-    """Refuse a model whose log-probabilities cannot be compared with the policy's."""
+    """Refuse a model whose log-probabilities are not comparable with the policy's."""
     same_size = vocabulary_of(policy.model) == vocabulary_of(theirs.model)
     probe = "Tokens, 1 2 3:\n¿así?"
     if not same_size or list(policy.tokenizer.encode(probe)) != list(theirs.tokenizer.encode(probe)):
         raise NovaError(
-            "this model has other tokens than the policy, so their log-probabilities cannot be compared",
+            "this model and the policy have different tokenizers, so their log-probabilities are not comparable",
             where=where,
-            fix="name a model with the policy's tokenizer",
+            fix="use a model with the policy's tokenizer",
         )
     if theirs.context < longest:
         raise NovaError(
-            f"this model's context is {theirs.limit}, and a prompt with its answer may take {longest} tokens",
+            f"this model's context is {theirs.limit} tokens, but a prompt with its answer may have {longest}",
             where=where,
-            fix="name a model of a longer context, or make rollout.max_tokens, or with it max_length, smaller",
+            fix="use a model with a longer context, or lower rollout.max_tokens or max_length",
         )

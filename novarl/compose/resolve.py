@@ -1,6 +1,6 @@
-"""From a configuration to plain values: where it says null, the algorithm's row and the task decide.
+"""From a configuration to plain values: nulls are resolved by the algorithm and the task.
 
-This module loads no torch, so `novarl explain` answers at once.
+This module does not import torch, so `novarl explain` is fast.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from novarl.core.errors import NovaError, nearest
 from novarl.tasks.registry import Task, find_task
 
 SMALL_WIDTH = 256
-"""A model this wide or narrower (the built-in ones are 128 and 256) learns at rates that would ruin a large one."""
+"""Models up to this hidden size (the built-in ones have 128 and 256) use higher learning rates."""
 SMALL_MODULE = 20_000_000
-"""The most parameters of a module that does not state its width, yet counts as small."""
+"""Maximum number of parameters of a small module that does not state its hidden size."""
 SMALL_RL_LR, LARGE_RL_LR = 3e-4, 1e-6
 SMALL_SFT_LR, LARGE_SFT_LR = 1e-3, 1e-5
 SMALL_CRITIC_LR, LARGE_CRITIC_LR = 1e-3, 5e-6
 PRIME_SHARE = 0.1
-"""The learning rate of process rewards over the policy's."""
+"""The learning rate of process rewards relative to the policy's."""
 PRIME_BETA = 0.05
 """Of process rewards that start as the reference; those of `prime.model` have the one they were trained with."""
 COMPARED = ("grpo", "rloo", "ppo", "reinforce", "remax")
-"""What a run is advised to be compared with: the first that takes its settings."""
+"""Algorithms to suggest for a comparison: the first that accepts the run's settings."""
 DATA_MAX_TOKENS = 256
-"""The longest answer for a data file, where nobody says how long answers are."""
+"""Default maximum answer length for a data file."""
 DATA_SPLIT = "\n"
-"""What ends a step of an answer to a data file, where nobody says."""
+"""Default end of a step for a data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class RLPlan:
 
 
 def resolve_rl(config: RLConfig) -> RLPlan:
-    """Merge the algorithm's row with what the configuration changes of it. NovaError on what contradicts, and on gains
-    of controllers whose simulated loop does not settle: all before anything is loaded or written."""
+    """Merge the algorithm's row with the configuration. NovaError for contradictions and unstable controllers, before
+    anything is loaded or written."""
     if config.algo not in ALGORITHMS:
         raise NovaError(f"unknown algorithm {config.algo!r}", where="algo", fix=nearest(config.algo, ALGORITHMS))
     task = find_task(config.task, dict(config.task_options)) if config.task else None
@@ -75,16 +75,16 @@ def resolve_rl(config: RLConfig) -> RLPlan:
     algorithm = replace(algorithm, updates_per_rollout=updates)
     if updates % config.epochs_per_rollout:
         raise NovaError(
-            f"{updates} updates cannot be shared evenly among {config.epochs_per_rollout} epochs",
+            f"{updates} updates cannot be split evenly into {config.epochs_per_rollout} epochs",
             where="epochs_per_rollout",
             fix="make updates_per_rollout a multiple of epochs_per_rollout",
         )
     trajectories = config.prompts_per_rollout * config.responses_per_prompt
     if updates // config.epochs_per_rollout > trajectories:
         raise NovaError(
-            f"{trajectories} answers in a step cannot be shared among the {updates} updates of algo={config.algo}",
+            f"{trajectories} answers per step are too few for the {updates} updates of algo={config.algo}",
             where="updates_per_rollout",
-            fix="use fewer updates, or more prompts_per_rollout",
+            fix="lower updates_per_rollout, or raise prompts_per_rollout",
         )
     fresh = config.model in BUILT_IN_MODELS
     warmup = config.warmup if config.warmup is not None else (task.warmup if task and fresh else 0)
@@ -114,7 +114,7 @@ def resolve_rl(config: RLConfig) -> RLPlan:
         or config.kl.reference != "start"
         or constrains_kl(config)
         or "kl" in objectives,
-        # A correction alone needs none: in a rollout's only update they are those of its own forward pass.
+        # A correction alone needs none: a rollout's only update gets them from its own forward pass.
         needs_old_logp="old_logp" in algorithm.needs
         or config.constraint_optimization.enabled
         or bool(objectives & {"kl", "entropy"}),
@@ -174,8 +174,8 @@ def _controller(controller: Controller, config: RLConfig) -> dict[str, Any]:
 
 
 def other_algorithm(config: RLConfig) -> str | None:
-    """An algorithm to compare with that takes all else as it is, or None: a critic's settings, or one answer to a
-    prompt, do not go with every other."""
+    """An algorithm to compare with that accepts all other settings, or None: for example, not every algorithm accepts a
+    critic's settings or a single answer per prompt."""
     for name in COMPARED:
         if name == config.algo:
             continue
@@ -191,19 +191,19 @@ def _check_critic(row: Algorithm, updates: int, config: RLConfig) -> None:
     own = config.critic.updates_per_rollout
     if row.values == "critic" and own is not None and own % updates:
         raise NovaError(
-            f"the critic's {own} updates cannot be shared evenly among the policy's {updates}",
+            f"the critic's {own} updates are not a multiple of the policy's {updates}",
             where="critic.updates_per_rollout",
             fix="make it a multiple of updates_per_rollout",
         )
     if row.values == "critic" and config.critic.warmup_steps >= config.steps:
         raise NovaError(
-            f"the policy would stand still for all {config.steps} steps",
+            f"the policy would not be trained in any of the {config.steps} steps",
             where="critic.warmup_steps",
-            fix="make it smaller than steps",
+            fix="set it below steps",
         )
     if row.values == "continuations" and config.rollout.max_turns > 1:
         raise NovaError(
-            "continuations are taken from the steps of one answer, and this run has several turns",
+            "continuations do not support several turns",
             where="adv.values",
             fix="use adv.values=critic, or rollout.max_turns=1",
         )
@@ -220,35 +220,35 @@ def _check_objectives(config: RLConfig, task: Task | None) -> None:
     known = tuple(dict.fromkeys((*rewards, "reward", *MEASURED)))
     for name in section.objectives:
         whole, _, part = name.partition("/")
-        if name not in known and not (part and whole in rewards):  # which parts a reward gives, only running it tells
+        if name not in known and not (part and whole in rewards):  # a reward's parts are only known at run time
             raise NovaError(
-                "no reward or measurement of this run has that name",
+                "this run has no reward or measurement of that name",
                 where=f"multi_objective.objectives.{name}",
                 fix=nearest(name, known),
             )
 
 
 def usual_lr(model: Any, task: Task | None) -> float:
-    """The learning rate of a policy where none is given."""
+    """The default learning rate of a policy."""
     if not is_small(model):
         return LARGE_RL_LR
     return task.rl_lr if task else SMALL_RL_LR
 
 
 def usual_max_tokens(task: Task | None) -> int:
-    """The longest answer where nobody says how long."""
+    """The default maximum answer length."""
     return task.max_tokens if task else DATA_MAX_TOKENS
 
 
 def model_in(config: Config) -> Any:
-    """The model of a configuration: the object where one was given, else its name."""
+    """The model of a configuration: the given object, otherwise its name."""
     given = config.object("model")
     return config.model if given is None else given
 
 
 def is_small(model: Any) -> bool:
-    """Whether a model is of the built-in ones' size: one of them, or an object or a directory whose configuration, or
-    that of the adapter's base in it, says so; a module without one by its number of parameters."""
+    """Whether a model is about as small as the built-in ones, by the hidden size in its configuration (or that of its
+    adapter's base), or by the number of parameters of a module without a configuration."""
     if not isinstance(model, str):
         stated = getattr(getattr(model, "config", None), "hidden_size", None)
         if isinstance(stated, int):
@@ -267,7 +267,7 @@ def is_small(model: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SFTPlan:
-    """What a supervised run will do."""
+    """The resolved settings of a supervised run."""
 
     task: Task | None
     lr: float

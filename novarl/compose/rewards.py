@@ -25,10 +25,10 @@ from novarl.tasks.registry import Task
 def build_rewards(
     config: RLConfig | EvalConfig, task: Task | None, *sets: Sequence[Prompt], device: torch.device
 ) -> RewardSet:
-    """The rewards that the configuration names, else those of the environment's file, else the task's.
+    """The configured rewards, otherwise those of the environment's file, otherwise the task's.
 
-    `sets` are the prompts that will be answered, those of each data set apart: a reward that asks for a column which
-    one of them lacks is refused. Reward models run on `device`.
+    `sets` are the prompts of each dataset; a reward that needs a column missing from one of them is refused. Reward
+    models run on `device`.
     """
     limit = config.rollout.reward_timeout
     if config.reward is None and config.rollout.env_path is None:
@@ -38,12 +38,12 @@ def build_rewards(
         sources = {name: (spec.source, spec.options) for name, spec in config.reward.items()}
         weights = {name: spec.weight for name, spec in config.reward.items()}
         if config.rollout.env_path is None and any(source == "environment" for source, _ in sources.values()):
-            what, fix = "no environment is configured that could give one", "name its file in rollout.env_path"
+            what, fix = "no environment is configured", "set rollout.env_path"
             raise NovaError(what, where="reward=environment", fix=fix)
     else:
         if config.object("rollout.env_path") is not None:
-            fix = "give reward=, such as reward='environment' where the environment's steps carry rewards"
-            raise NovaError("an environment that is an object comes without a reward", where="env", fix=fix)
+            fix = "set reward, for example reward='environment' if the environment returns rewards"
+            raise NovaError("an environment object has no reward function", where="env", fix=fix)
         sources, weights = {"reward": (f"{config.rollout.env_path}:reward_fn", {})}, {"reward": 1.0}
     progress = Progress(0, config.steps) if isinstance(config, RLConfig) else Progress()
     columns, workers = columns_of(*sets), config.rollout.reward_workers
@@ -54,7 +54,7 @@ def build_rewards(
             continue
         if is_object(source):
             what = f"{source} was a function of the Python program that started the run"
-            raise NovaError(what, where=f"reward.{name}", fix="go on with it in Python, or name it as file.py:name")
+            raise NovaError(what, where=f"reward.{name}", fix="resume in Python, or set it to file.py:name")
         found[name] = find_reward(
             source,
             time_limit=limit,
@@ -70,8 +70,8 @@ def build_rewards(
 
 
 def columns_of(*sets: Sequence[Prompt]) -> set[str] | None:
-    """The columns beside the prompt that every one of these data sets has, those inside of others by their path; None
-    where there is no prompt at all."""
+    """The columns other than the prompt that all these datasets have, nested ones by their path; None if there are no
+    prompts."""
     found = [
         {name for prompt in prompts for name in _paths(prompt.extra)}
         | {"answer" for prompt in prompts if prompt.answer is not None}
@@ -89,9 +89,9 @@ def _paths(columns: Mapping[str, Any]) -> Iterator[str]:
 
 
 def build_env(config: RLConfig | EvalConfig) -> Callable[[], Env]:
-    """What answers the policy: nobody, or `interact` of the environment's file. To be closed by `close_env`.
+    """The environment: single-turn, or `interact` of the environment's file. Close it with `close_env`.
 
-    RL2's file for a single turn may hold `reward_fn` only.
+    RL2's file for a single turn may contain `reward_fn` only.
     """
     if config.rollout.env_path is None:
         return SingleTurn
@@ -106,12 +106,12 @@ def build_env(config: RLConfig | EvalConfig) -> Callable[[], Env]:
 
 
 def _memory(config: RLConfig | EvalConfig) -> int | None:
-    """Bytes that a process of a user's file may have."""
+    """Memory limit in bytes of a process that runs a user's file."""
     limit = config.rollout.reward_memory
     return None if limit is None else limit * 1_000_000
 
 
 def close_env(env: Callable[[], Env]) -> None:
-    """End the environment's process, where it has one."""
+    """End the environment's process, if it has one."""
     if hasattr(env, "close"):
         env.close()

@@ -24,7 +24,7 @@ from novarl.compose.settings import refuse_objects, run_settings
 from novarl.compose.stages import credit_rule, objective, online_stages
 from novarl.compose.weights import check_reference_is_there, optim_settings, read_policy, shard_policy
 from novarl.config.tree import RLConfig
-from novarl.config.unread import idle
+from novarl.config.unread import without_effect
 from novarl.core.types import Batch, Prompt, Record, Rollout, Sampling, Scored, Sequence as TokenSequence
 from novarl.data.dataset import load_sft
 from novarl.data.pack import pack_sequences
@@ -49,28 +49,28 @@ from novarl.run.play import Play
 from novarl.run.session import Session
 
 WARMUP_BATCH = 64
-"""Demonstrations in an update of the warm-up."""
+"""Demonstrations per warm-up update."""
 WARMUP = (
-    "the built-in model is untrained, so {steps} supervised steps on the task's demonstrations come before RL "
-    "(warm-up). Set their number with warmup=N; warmup=0 leaves them out"
+    "The built-in model is untrained: {steps} supervised warm-up steps on the task's demonstrations run before RL. "
+    "Change the number with warmup=N; warmup=0 skips them."
 )
 
 
 class Kept(Protocol):
-    """A part of the run that a checkpoint holds."""
+    """A part of the run that is stored in checkpoints."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def rl_run(config: RLConfig) -> Run:
-    """A run that has not begun. A second process that samples one step ahead starts now, as a copy of this one."""
+    """A run that has not started. A second process that samples one step ahead is forked now."""
     plan = resolve_rl(config)
     threads, sampling = divided_threads(
         config.threads, staleness=config.rollout.staleness, sampling=config.rollout.threads
     )
     if config.rollout.staleness:
-        refuse_objects(config, "rollout.staleness=1 samples in a second process, which cannot be given")
+        refuse_objects(config, "rollout.staleness=1 samples in a second process, which cannot use")
     far = FarSampler(sampling) if config.rollout.staleness else None
     return Run(
         run_settings(config, threads=threads, steps=config.steps),
@@ -80,7 +80,7 @@ def rl_run(config: RLConfig) -> Run:
 
 
 class RLTraining(Training):
-    """Loads and checks everything; nothing is written yet, so a mistake leaves no trace."""
+    """Loads and checks everything; nothing is written yet, so an invalid configuration leaves no files behind."""
 
     def __init__(self, config: RLConfig, plan: RLPlan, machine: Machine, far: FarSampler | None) -> None:
         check_overlap(config.rollout.staleness, machine.ranks)
@@ -146,16 +146,16 @@ class RLTraining(Training):
         config = self.config
         return [
             *date_notes(self.policy, config, self.state),
-            *idle(config),
+            *without_effect(config),
             *self.rows.notes(config.data, config.eval.n, reads=self.rewards.reads),
             *self._slow(),
         ]
 
     def _slow(self) -> list[str]:
-        """That the learning rate is too low for as many updates as there are."""
+        """A note if the learning rate is too low for the number of updates."""
         updates = (self.config.steps - self.config.critic.warmup_steps) * self.plan.algorithm.updates_per_rollout
         slow = low_rate(self.plan.lr, usual_lr(model_in(self.config), self.plan.task), updates)
-        return [] if slow is None else [f"{slow.said}. {slow.cure}"]
+        return [] if slow is None else [f"{slow.said}. {slow.cure}."]
 
     def manifest(self) -> Mapping[str, Any]:
         section = self.config.rollout
@@ -214,7 +214,7 @@ class RLTraining(Training):
         yield Phase("rl", self._loop(state, stages), state, self.config.steps, snapshot)
 
     def _loop(self, state: LoopState, stages: Stages) -> Iterator[Record]:
-        """The loop that the configuration asks for."""
+        """The loop of the configuration."""
         steps = self.config.steps
         if self.far is None or state.step >= steps:
             return online(state, stages, steps=steps)
@@ -222,7 +222,7 @@ class RLTraining(Training):
         return stale(state, stages, self.far, steps=steps)
 
     def stages(self, session: Session) -> Stages:
-        """The learner and the five verbs of the loop."""
+        """The learner and the stages of the loop."""
         reference = None
         if self.plan.needs_reference:
             resumed = self.state is not None and self.state["phase"] == "rl"
@@ -239,8 +239,7 @@ class RLTraining(Training):
         )
 
     def _warm_up(self, session: Session) -> Iterator[Phase]:
-        """Supervised steps on the task's demonstrations: a built-in model starts from noise, where no reward is
-        found."""
+        """Supervised steps on the task's demonstrations: an untrained model's answers never get a reward."""
         task, steps = self.plan.task, self.plan.warmup
         if steps == 0 or task is None:
             return
@@ -253,7 +252,7 @@ class RLTraining(Training):
             template_kwargs=self.policy.template_kwargs,
         )
         asked = optim_settings(self.config.optim, lr=task.warmup_lr, total=steps)
-        # Its own rate and schedule (`optim` is reinforcement learning's), falling, to end close to the teacher's odds.
+        # Its own schedule, since `optim` is for RL; it decays to end close to the teacher's distribution.
         learner = SupervisedLearner(
             self.policy.model,
             replace(self.parts.scorer, temperature=1.0),
@@ -284,14 +283,14 @@ class RLTraining(Training):
         session.facts["warmup"] = {"steps": state.step, **session.first_and_last("loss", "accuracy")}
 
     def _adapt(self) -> None:
-        """Adapters come after the warm-up, whose fine-tuning is full: what it has learnt is the base below them."""
+        """Add adapters after the warm-up, which trains all weights; its result is their base."""
         begun = self.state is not None and self.state["phase"] == "rl"
         adapt(self.config, self.policy, self.state if begun else None)
         if not begun:
             keep_base(self.config, self.policy, self.machine.opened, self.machine.ranks)
 
     def _check_agreement(self, session: Session, batch: Batch, rollouts: Sequence[Rollout]) -> Record:
-        """Before the first update: sampler and learner agree, or the run is refused."""
+        """Before the first update: check that sampler and learner agree, otherwise stop the run."""
         scorer, config = self.parts.scorer, self.config
         limit = longest_prompt(config, self.policy, max_tokens=self.plan.max_tokens)
 
@@ -319,7 +318,7 @@ class RLTraining(Training):
         return found
 
     def _keep(self, session: Session, step: int, scored: Sequence[Scored], pending: Pending) -> None:
-        """The rollout log and the samples on the console."""
+        """Write the rollout log and report samples."""
         if self.machine.ranks.rank != 0:
             return
         log, bus = self.config.log, session.bus
@@ -329,8 +328,10 @@ class RLTraining(Training):
         if log.samples_every and (step % log.samples_every == 0 or step == 1):
             shown = next((item for item in scored if item.reward is not None), None)
             if shown is not None:
-                prompt = str(shown.rollout.prompt.messages[-1]["content"])
-                bus.event("sample", step=step, prompt=prompt, text=shown.rollout.text, reward=shown.reward)
+                asked = shown.rollout.prompt
+                expected = {} if asked.answer is None else {"answer": str(asked.answer)}
+                prompt, text = str(asked.messages[-1]["content"]), shown.rollout.text
+                bus.event("sample", step=step, prompt=prompt, text=text, reward=shown.reward, **expected)
 
     def show(self, session: Session, found: Evaluation | None) -> None:
         if found is not None and session.ranks.rank == 0:

@@ -1,4 +1,4 @@
-"""`novarl rm`: a reward model learns what is better."""
+"""`novarl rm`: trains a reward model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from novarl.run.session import Session
 
 
 def rm_run(config: RMConfig) -> Run:
-    """A run that has not begun."""
+    """A run that has not started."""
     plan = resolve_rm(config)
     settings = run_settings(config, threads=config.threads)
     return Run(settings, lambda machine: RMTraining(config, plan, machine))
@@ -48,7 +48,7 @@ class RMTraining(PreferenceTraining):
             self.scored = RatioScorer(self.scorer, plan.beta)
 
     def _with_head(self) -> ValueModel:
-        """The starting model with a scalar head: a fresh one, or that of the checkpoint to go on from."""
+        """The initial model with a scalar head: a new one, or the head of the checkpoint to resume from."""
         model, checkpoint = with_head(self.policy.model), self.machine.opened.checkpoint
         read = {id(parameter) for parameter in backbone(self.policy.model).parameters()}
         for unread in language_head(self.policy.model):
@@ -85,7 +85,7 @@ class RMTraining(PreferenceTraining):
         (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
 
     def show(self, session: Session, found: Evaluation | None) -> None:
-        """Draw the reliability diagram, and write samples.md: the first held-out answers with their rewards."""
+        """Draw the reliability diagram and write samples.md: the first held-out answers with their rewards."""
         if session.ranks.rank != 0 or not isinstance(found, RewardEvaluation):
             return
         folder, rows = session.rundir.path, self.rows.held_out
@@ -93,7 +93,7 @@ class RMTraining(PreferenceTraining):
         caption = f"held-out accuracy {found.score:.3f}, ECE {found.ece:.3f}, Brier {found.brier:.3f}, n = {found.n}"
         with session.drawing("the reliability diagram"):
             draw_reliability(folder / "figures" / "reliability.png", found.bins, caption)
-        parts = ["# Samples\n\nThe first held-out answers, with the rewards they were given after training.\n"]
+        parts = ["# Samples\n\nThe first held-out answers with their rewards after training.\n"]
         given = iter(found.rewards)
         for number, row in enumerate(rows[:SHOWN], start=1):
             if isinstance(row, Pair):

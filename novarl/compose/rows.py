@@ -1,4 +1,4 @@
-"""The rows of a run: a task's or a data file's, with some held out, each one accounted for."""
+"""The rows of a run, from a task or a data file, with a held-out split and counts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from novarl.tasks.registry import Task
 
 
 def subject(config: SFTConfig | DPOConfig | RMConfig) -> dict[str, str | None]:
-    """The words that give reinforcement the rows, if they have prompts of their own, and the model of this run, for a
-    summary's advice."""
+    """The data arguments (if the rows have prompts) and the model of this run, for the commands that a summary
+    suggests."""
     named = [(name, getattr(config, name)) for name in ("data", "prompt_key", "messages_key")]
     words = " ".join(f"{name}={shlex.quote(value)}" for name, value in named if value is not None)
     return {"data": words if words and _has_prompts(config) else None, "base": shlex.quote(config.model)}
@@ -42,19 +42,19 @@ def _has_prompts(config: SFTConfig | DPOConfig | RMConfig) -> bool:
 
 
 def source_of(config: RunConfig, key: str) -> str | list[RawRow]:
-    """Where the rows of `data` or `eval.data` come from: a file's name, or the objects that were given."""
+    """The source of `data` or `eval.data`: a file name, or rows from Python objects."""
     given = config.object(key)
     if given is not None:
         return from_python(given, key)
     named: str = config.data if key == "data" else config.eval.data  # type: ignore[attr-defined, assignment]
     if is_object(named):
         what = f"{named} was an object of the Python program that started the run"
-        raise NovaError(what, where=key, fix="go on with it in Python, with the same objects and resume='auto'")
+        raise NovaError(what, where=key, fix="resume in Python with the same objects and resume='auto'")
     return named
 
 
 def raw(rows: Iterable[Mapping[str, Any]]) -> list[RawRow]:
-    """A task's rows as if read from a file; a row's own id is its place."""
+    """A task's rows as if read from a file, with the row's id as its location."""
     return [
         RawRow(index, str(row["id"]), {key: value for key, value in row.items() if key != "id"})
         for index, row in enumerate(rows)
@@ -62,26 +62,26 @@ def raw(rows: Iterable[Mapping[str, Any]]) -> list[RawRow]:
 
 
 def longest_prompt(config: RLConfig | EvalConfig, policy: Policy, *, max_tokens: int) -> int:
-    """The most tokens in a prompt: `max_length`, and in any case what the context leaves beside the answer."""
+    """Maximum number of tokens per prompt: `max_length`, limited by the context minus the answer."""
     room = policy.context - max_tokens
     if room < 1:
         raise NovaError(
-            f"answers of {max_tokens} tokens leave no room for a prompt in a context of {policy.limit}",
+            f"answers of {max_tokens} tokens leave no room for a prompt in a context of {policy.limit} tokens",
             where="rollout.max_tokens",
-            fix="make it smaller",
+            fix="lower it",
         )
     return min(config.max_length or room, room)
 
 
 def longest_sequence(config: RLConfig, rows: Rows[Prompt], policy: Policy, *, max_tokens: int) -> int:
-    """The most tokens in a sequence that may be sampled from the rows; several turns may fill the policy's context."""
+    """Maximum number of tokens of a sampled sequence; several turns may fill the policy's context."""
     if config.rollout.max_turns > 1:
         return policy.context
     return max((len(prompt.tokens) for prompt in rows.train), default=0) + max_tokens
 
 
 def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *, max_tokens: int) -> Rows[Prompt]:
-    """Prompts to train on and to measure on."""
+    """Training and held-out prompts."""
     bad: list[BadRow] = []
     options: dict[str, Any] = {
         "tokenizer": policy.tokenizer,
@@ -116,7 +116,7 @@ def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *,
 
 
 def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[TokenSequence]:
-    """Sequences to imitate and to measure on."""
+    """Training and held-out sequences."""
     bad: list[BadRow] = []
     options: dict[str, Any] = {
         "tokenizer": policy.tokenizer,

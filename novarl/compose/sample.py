@@ -1,4 +1,4 @@
-"""`novarl sample`: ask a model."""
+"""`novarl sample`: generate answers to prompts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from novarl.models.heads import refuse_reward_model
 from novarl.models.load import load
 from novarl.observe.sinks.console import leave
 from novarl.run.answers import ask, messages_of
+from novarl.run.lineage import runs_behind
 from novarl.run.machine import flush_denormals, start
 from novarl.run.sampler import local_engine
+from novarl.tasks.registry import TASKS, find_task
 
 
 def run_sample(config: SampleConfig) -> None:
-    """Answer the prompt, or every line of the standard input, on the standard output."""
+    """Print answers to the prompt, or to each line of the standard input."""
     device, _ = start(config.device, config.threads, config.seed)
     refuse_reward_model(config.model)
     policy = with_chat(
@@ -42,30 +44,46 @@ def run_sample(config: SampleConfig) -> None:
 
     count, cut, left = 0, 0, False
 
-    shown = visible if sys.stdout.isatty() else str  # a program gets the text as it is
+    shown = visible if sys.stdout.isatty() else str  # in a pipe, the text is printed unchanged
+    typed = config.prompt is None and sys.stdin.isatty()
+    prompts = _typed(config.model) if typed else _prompts(config.prompt, sys.stdin)
     try:
-        for number, prompt in enumerate(_prompts(config.prompt, sys.stdin)):
+        for number, prompt in enumerate(prompts):
             for found, text in loop.run(
                 ask(policy, engine, messages_of(prompt), sampling, number, config.n, config.apply_chat_template)
             ):
                 print(shown(text), flush=True)
                 count += 1
                 cut += found.finish_reason == "length" and len(found.tokens) < talk.max_tokens
-    except BrokenPipeError:  # whoever read the answers, such as `head`, has enough of them
+    except BrokenPipeError:  # the reader of the answers, such as `head`, is gone
         left = True
         leave(sys.stdout)
-    if count == 0 and not left:
-        raise NovaError(
-            "there is nothing to answer", where="prompt", fix="write prompt='...', or pipe one prompt a line in"
-        )
+    if count == 0 and not left and not typed:
+        raise NovaError("no prompt was given", where="prompt", fix="write prompt='...', or pipe in one prompt per line")
     if cut:
         print(
-            f"novarl: {cut} of {count} answers ended before {talk.max_tokens} tokens, where the model's context of "
-            f"{policy.limit} was full",
+            f"novarl: {cut} of {count} answers are shorter than {talk.max_tokens} tokens because the model's context "
+            f"of {policy.limit} tokens was full",
             file=sys.stderr,
         )
     engine.close()
     loop.close()
+
+
+def _typed(model: str) -> Iterator[str]:
+    """Prompts typed in a terminal. Prompt sign and instructions go to stderr, so that stdout has answers only."""
+    print("Type a prompt and press Enter. Ctrl-D to end.", file=sys.stderr)
+    if (task := str(next((config.get("task") for _, config in runs_behind(model)), None))) in TASKS:
+        example = find_task(task).rows("held_out", 1)[0]["messages"][0]["content"]
+        print(f"This model was trained on task={task}. Example prompt: {visible(example)}", file=sys.stderr)
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            print(file=sys.stderr)
+            return
+        if line.strip():
+            yield line.rstrip("\n")
 
 
 def _prompts(given: str | None, lines: Iterable[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The sampler of a run, by its configuration."""
+"""The sampler of a run, from its configuration."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def training_sampler(config: RLConfig, plan: RLPlan, policy: Policy, loop: Event
 
 
 def greedy_sampler(policy: Policy, config: TrainConfig, loop: EventLoop, *, max_tokens: int) -> Sampler:
-    """One greedy answer of one turn to each prompt: how runs that learn from data show and measure what they learnt."""
+    """One greedy single-turn answer per prompt, for the samples and evaluation of offline runs."""
     return Sampler(
         engine=local_engine(policy),
         env=SingleTurn,
@@ -61,8 +61,7 @@ def greedy_sampler(policy: Policy, config: TrainConfig, loop: EventLoop, *, max_
 
 
 def engine_of(config: RLConfig | EvalConfig, policy: Policy) -> Engine:
-    """What samples: the engine that was given (an `Engine`, or what makes one for the policy), else one in this
-    process."""
+    """The given engine (an `Engine`, or a function that creates one for the policy), otherwise one in this process."""
     given = config.object("engine")
     if given is None:
         return local_engine(policy, max_batch=config.rollout.max_batch)

@@ -1,4 +1,4 @@
-"""What a run must know of its configuration."""
+"""The settings of a run, from its configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from novarl.run.settings import RunSettings
 
 
 def run_settings(config: RunConfig, *, threads: int | None, steps: int | None = None) -> RunSettings:
-    """Of a training run, or of an evaluation, which neither saves nor goes on."""
+    """The settings of a training run, or of an evaluation, which has no checkpoints."""
     training = config if isinstance(config, TrainConfig) else None
     log = getattr(config, "log", None)
     return RunSettings(
@@ -37,7 +37,7 @@ def run_settings(config: RunConfig, *, threads: int | None, steps: int | None = 
 
 
 def refuse_objects(config: RunConfig, why: str) -> None:
-    """NovaError where Python objects stand behind keys of the configuration."""
+    """NovaError if the configuration contains Python objects."""
     for key in (
         "model",
         "rollout.env_path",
@@ -45,4 +45,4 @@ def refuse_objects(config: RunConfig, why: str) -> None:
         *(f"reward.{name}" for name in getattr(config, "reward", None) or ()),
     ):
         if config.object(key) is not None:
-            raise NovaError(f"{why} a Python object", where=key, fix="name a model, or a function as file.py:name")
+            raise NovaError(f"{why} a Python object", where=key, fix="use a model name, or file.py:name")

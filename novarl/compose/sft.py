@@ -15,7 +15,7 @@ from novarl.compose.sampling import greedy_sampler
 from novarl.compose.settings import run_settings
 from novarl.compose.weights import optim_settings, read_policy, shard_policy
 from novarl.config.tree import SFTConfig
-from novarl.config.unread import idle
+from novarl.config.unread import without_effect
 from novarl.core.types import Prompt, Scored, Sequence as TokenSequence
 from novarl.data.dataset import load_rl
 from novarl.data.pack import pack_sequences
@@ -33,11 +33,11 @@ from novarl.run.lifecycle import Machine, Phase, Run, Training
 from novarl.run.session import Session
 
 SHOWN_TOKENS = 256
-"""The longest answer in samples.md."""
+"""Maximum answer length in samples.md."""
 
 
 def sft_run(config: SFTConfig) -> Run:
-    """A run that has not begun."""
+    """A run that has not started."""
     plan = resolve_sft(config)
     settings = run_settings(config, threads=config.threads)
     return Run(settings, lambda machine: SFTTraining(config, plan, machine))
@@ -66,7 +66,7 @@ class SFTTraining(Training):
         self.loop_state = LoopState()
 
     def _judge(self) -> Judge | None:
-        """Scores answers to the task's held-out problems by its reward; None for a data file, which has no reward."""
+        """Scores answers to the task's held-out problems; None for a data file, which has no reward."""
         task, policy = self.plan.task, self.policy
         if task is None:
             return None
@@ -85,7 +85,7 @@ class SFTTraining(Training):
         config = self.config
         return [
             *date_notes(self.policy, config, self.state),
-            *idle(config),
+            *without_effect(config),
             *self.rows.notes(config.data, config.eval.n),
         ]
 
@@ -172,7 +172,7 @@ class SFTTraining(Training):
 
 
 def _question(sequence: TokenSequence, index: int, policy: Policy) -> Prompt:
-    """A row to imitate as a question: what comes before the first trained token, and the answer that follows it."""
+    """A row as a prompt (everything before the first trained token) with its answer."""
     begin = sequence.mask.index(True)
     text = policy.tokenizer.decode(sequence.tokens[:begin], skip_special_tokens=True)
     trained = [token for token, chosen in zip(sequence.tokens, sequence.mask, strict=True) if chosen]

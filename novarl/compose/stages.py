@@ -1,4 +1,4 @@
-"""From an algorithm's row to the learner and the five verbs of its loop."""
+"""From an algorithm's row to the learner and the stages of its loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def online_stages(
     keep: Callable[[int, Sequence[Scored], Pending], None],
     bus: Bus,
 ) -> Stages:
-    """Everything that the loop needs."""
+    """The stages of the online loop."""
     config, plan, row = parts.config, parts.plan, parts.plan.algorithm
     value = shared_value(parts)
     learnt_from = config.steps - config.critic.warmup_steps

@@ -1,4 +1,4 @@
-"""Who supplies what an estimator needs beyond rewards: a critic, continuations, process rewards."""
+"""Suppliers of an estimator's inputs other than rewards: critic, continuations, process rewards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from novarl.run.continuations import Continue
 
 
 def shared_value(parts: Parts) -> SharedValue | None:
-    """The value head on the policy's own trunk, where the critic is to have no model of its own."""
+    """The value head on the policy's trunk, if the critic is shared."""
     section = parts.config.critic
     if parts.plan.algorithm.values != "critic" or not section.shared:
         return None
@@ -25,7 +25,7 @@ def shared_value(parts: Parts) -> SharedValue | None:
 
 
 def build_supplier(parts: Parts, value: SharedValue | None) -> Supplier | None:
-    """What the algorithm's row asks for."""
+    """The supplier that the algorithm needs, if any."""
     row = parts.plan.algorithm
     if "process" in row.needs:
         return _process_rewards(parts)
@@ -48,7 +48,7 @@ def _continuations(parts: Parts) -> Continuations:
 
 
 def continuations(parts: Parts, samples: int) -> Continue:
-    """Estimates values by so many continuations of each state."""
+    """Estimates values from `samples` continuations of each state."""
     return Continue(
         parts.sampler,
         parts.judge,

@@ -1,4 +1,4 @@
-"""What a configuration allows of the files of models."""
+"""Which model files a configuration trusts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from novarl.models.trust import Trust
 
 
 def trust_of(config: Config, source: str | None = None) -> Trust:
-    """By the keys trust_remote_code and trust_pickle. `source`: where the run reads the model's weights from, such as
-    its own checkpoint, which is trusted as the model is that it was started with."""
+    """The keys trust_remote_code and trust_pickle. `source`: where the run reads the model's weights, such as its own
+    checkpoint, which is trusted like the model it was started with."""
     trust = Trust(config.trust_remote_code, config.trust_pickle)
     return trust if source is None else trust.of_copy(config.model, source)

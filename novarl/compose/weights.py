@@ -1,4 +1,4 @@
-"""Whose weights they are, and how they are moved."""
+"""The policy's weights and the optimizer settings of a run."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from novarl.run.resume import Opened
 
 
 def read_policy(config: TrainConfig, opened: Opened, device: torch.device) -> Policy:
-    """The model that a run trains, as asked for or as its checkpoint says, dropout off; adapters are not on it yet.
+    """The model that a run trains, from the configuration or the checkpoint, with dropout off and without adapters.
 
-    Raises NovaError where the checkpoint is of another model.
+    Raises NovaError if the checkpoint belongs to a different model.
     """
     if config.object("model") is not None:
         policy = _given(config, opened, device)
@@ -80,7 +80,7 @@ def shard_policy(policy: Policy, ranks: Ranks, *, lora: bool, compiled: bool) ->
 
 
 def _given(config: TrainConfig, opened: Opened, device: torch.device) -> Policy:
-    """The policy of a model that is an object; where a run goes on, with the weights of its checkpoint."""
+    """The policy of a model object; a resumed run uses the weights of its checkpoint."""
     tokenizer = config.object("tokenizer")
     policy = policy_of(
         config.object("model"),
@@ -108,25 +108,24 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def refuse_names_of_objects(config: Config) -> None:
-    """NovaError where the model is named as a Python object and is none: the configuration is the config.yaml of a run
-    that was started in Python."""
+    """NovaError if the model is only the name of a Python object, as in the config.yaml of a run started in Python."""
     if is_object(config.model):
         what = f"{config.model} was an object of the Python program that started the run"
-        raise NovaError(what, where="model", fix="go on with it in Python, with the same objects and resume='auto'")
+        raise NovaError(what, where="model", fix="resume in Python with the same objects and resume='auto'")
 
 
 def check_same_model(state: Mapping[str, Any], asked: str, policy: Policy, where: Path) -> None:
-    """Refuse to go on with a checkpoint whose model is not the one it says, or not the one asked for."""
+    """Refuse to resume a checkpoint of a different model."""
     if state["model"] != fingerprint(policy) or state["facts"].get("model", asked) != asked:
         raise NovaError(
-            f"the checkpoint is of model {state['facts'].get('model')!r}, this run is told to train {asked!r}",
+            f"the checkpoint belongs to model {state['facts'].get('model')!r}, but the run has model={asked}",
             where=str(where),
-            fix="continue with the model the run was started with, or choose another run_dir",
+            fix="resume with the original model, or choose another run_dir",
         )
 
 
 def optim_settings(optim: Optim, *, lr: float, total: int) -> OptimSettings:
-    """The optimiser's plain values, with a rate that is settled already: models learn at different ones."""
+    """The optimizer settings as plain values, with a resolved learning rate."""
     return OptimSettings(
         lr=lr,
         weight_decay=optim.weight_decay,
@@ -141,11 +140,11 @@ def optim_settings(optim: Optim, *, lr: float, total: int) -> OptimSettings:
 
 
 def check_reference_is_there(config: RLConfig, plan: RLPlan, rundir: RunDir, state: Mapping[str, Any]) -> None:
-    """Refuse to compare with a reference that the run has not kept, before anything of the run is cut."""
+    """Refuse to resume with KL if the run kept no reference, before its logs are truncated."""
     kept = config.kl.reference in ("start", "ema") and config.lora.rank == 0 and state["phase"] == "rl"
     if plan.needs_reference and kept and not (rundir.path / "reference").is_dir():
         raise NovaError(
-            "the run has kept no reference, since nothing in it was compared with one, and now KL is to be",
+            "the run was started without KL and kept no reference policy",
             where=f"run_dir={rundir.path}",
-            fix="continue it as it was, or start a new run with model=<checkpoint>/model",
+            fix="resume without KL, or start a new run with model=<checkpoint>/model",
         )

@@ -1,4 +1,4 @@
-"""The sections that move an algorithm's numbers while it runs: KL controllers, constraints, several objectives."""
+"""The sections that change coefficients during a run: KL controllers, constraints, multiple objectives."""
 
 from __future__ import annotations
 
@@ -9,88 +9,89 @@ from pydantic import BeforeValidator, Field, model_validator
 from novarl.config.parts import Above0, AtLeast0, Beta, Count, Node, Text, refuse
 
 MEASURED = ("kl", "entropy", "length")
-"""Objectives that no reward gives."""
+"""Objectives that are not rewards."""
 
 
 class AdaptiveKL(Node):
-    """A controller that moves `kl.coef` so that KL stays near a target. Its gains are null for the controller's own;
-    `novarl explain` says which it has."""
+    """A controller that adapts `kl.coef` to keep KL near a target. Settings that are null use the controller's own
+    defaults; `novarl explain` prints them."""
 
     enabled: bool = False
-    """false: the coefficient stays as it is, and nothing else here is read."""
+    """Turn the controller on. false: the coefficient is constant."""
     controller_type: Literal[
         "dead_band", "ziegler", "exponential", "two_speed", "linear", "pid", "schedule", "fixed"
     ] = "dead_band"
-    """By which rule; `schedule` follows a curve and never looks at KL."""
+    """The control rule. `schedule` follows a curve and ignores the measured KL."""
     target_kl: Above0 = 0.01
-    """Nats, per token or per answer, as `kl.unit` says."""
+    """Target KL in nats, per token or per answer as set by `kl.unit`."""
     initial_coef: Above0 | None = None
-    """The coefficient to begin with; null: `kl.coef`."""
+    """Initial coefficient. null: `kl.coef`."""
     min_coef: AtLeast0 | None = None
-    """The coefficient never falls below."""
+    """Lower bound of the coefficient."""
     max_coef: Above0 | None = None
-    """The coefficient never rises above."""
+    """Upper bound of the coefficient."""
     band: Above0 | None = None
-    """dead_band: nothing happens within [target / band, target * band]."""
+    """dead_band: the coefficient is unchanged while KL is within [target / band, target * band]."""
     speed: Above0 | None = None
-    """dead_band: the factor outside of it."""
+    """dead_band: factor by which the coefficient changes outside the band."""
     horizon: Count | None = None
-    """ziegler: episodes in which a large error moves the coefficient by about a fifth."""
+    """ziegler: number of episodes in which a large error changes the coefficient by about 20%."""
     clip: Above0 | None = None
-    """ziegler, exponential, pid: the largest error that counts."""
+    """ziegler, exponential, pid: bound on the error."""
     rate: Above0 | None = None
-    """exponential: how much of the error, in logarithms, is made good in a step."""
+    """exponential: fraction of the log error corrected per step."""
     up: Above0 | None = None
-    """two_speed: the factor while KL is above the target."""
+    """two_speed: factor while KL is above the target."""
     down: Above0 | None = None
-    """two_speed: the factor while it is not."""
+    """two_speed: factor while KL is at or below the target."""
     factor: Above0 | None = None
-    """linear: how much of the relative error is made good in a step."""
+    """linear: fraction of the relative error corrected per step."""
     max_step: Above0 | None = None
-    """linear: the largest relative error that counts."""
+    """linear: bound on the relative error."""
     kp: AtLeast0 | None = None
-    """pid: the weight of the error,"""
+    """pid: proportional gain."""
     ki: Above0 | None = None
-    """of its sum over the steps,"""
+    """pid: integral gain."""
     kd: AtLeast0 | None = None
-    """and of the change in the measurement."""
+    """pid: derivative gain, on the measurement."""
     smoothing: Above0 | None = None
-    """pid: the weight of the newest measurement in the average whose change is taken."""
+    """pid: weight of the newest measurement in the moving average used for the derivative."""
     shape: Literal["constant", "linear", "cosine", "exponential", "warmup_cosine"] | None = None
-    """schedule: the curve from the initial to the final coefficient."""
+    """schedule: shape of the curve from the initial to the final coefficient."""
     final_coef: AtLeast0 | None = None
-    """schedule: where it ends."""
+    """schedule: final coefficient."""
     warmup_frac: Above0 | None = None
-    """schedule, shape=warmup_cosine: the share of the run in which it rises."""
+    """schedule, shape=warmup_cosine: fraction of the run in which the coefficient rises."""
 
 
 class ConstraintOptimization(Node):
-    """Bounds on KL and entropy."""
+    """Constraints on KL and entropy."""
 
     enabled: bool = False
-    """false: nothing else here is read."""
+    """Turn this section on. false: nothing else in it is used."""
     mode: Literal["lagrangian", "penalty", "early_stop", "rollback"] = "lagrangian"
-    """lagrangian: a multiplier that grows while the bound is broken; penalty: a weight in proportion to by how much;
-    early_stop: the rest of a rollout's updates is left out; rollback: a step that breaks the bound is shortened, or
-    undone. The first two bound KL to the reference, the last two KL to the policy that sampled."""
+    """How the constraint is enforced. lagrangian: a multiplier that grows while the constraint is violated; penalty: a
+    weight proportional to the violation; early_stop: the remaining updates of the rollout are skipped; rollback: a step
+    that violates the constraint is shortened or undone. The first two constrain KL to the reference, the last two KL to
+    the policy that sampled."""
     kl_constraint: Above0 | None = None
-    """The most KL, in nats per token, or per answer with kl.unit=sequence; null: no bound."""
+    """Maximum KL in nats per token (per answer with kl.unit=sequence). null: no constraint."""
     entropy_constraint: Above0 | None = None
-    """The least entropy, in nats per token; null: no bound."""
+    """Minimum entropy in nats per token. null: no constraint."""
     entropy_fraction: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """The least entropy as a share of what is measured at the first step; null: no bound."""
+    """Minimum entropy as a fraction of the first step's entropy. null: no constraint."""
     lagrangian_lr: Above0 = 0.1
-    """lagrangian: how fast a multiplier grows, per relative violation."""
+    """lagrangian: learning rate of the multiplier, per relative violation."""
     dual: Literal["projected", "softplus"] = "projected"
-    """lagrangian: how a multiplier is kept above 0."""
+    """lagrangian: how the multiplier is kept non-negative."""
     lagrangian_kp: AtLeast0 = 0.0
-    """lagrangian, dual=projected: how strongly a multiplier answers to the violation itself, which damps its swings."""
+    """lagrangian, dual=projected: proportional gain on the violation, which damps oscillations."""
     lagrangian_kd: AtLeast0 = 0.0
-    """lagrangian, dual=projected: and to a violation that grows."""
+    """lagrangian, dual=projected: gain on an increasing violation."""
     lagrangian_init: AtLeast0 = 0.1
-    """lagrangian: the multiplier to begin with."""
+    """lagrangian: initial multiplier."""
     constraint_violation_penalty: Above0 = 10.0
-    """penalty: the weight of the squared violation."""
+    """penalty: weight of the squared violation."""
 
     @model_validator(mode="after")
     def _bounds_something(self) -> ConstraintOptimization:
@@ -98,26 +99,26 @@ class ConstraintOptimization(Node):
         refuse(
             self.enabled and none,
             "constraint_optimization",
-            "nothing is constrained",
+            "no constraint is set",
             "set constraint_optimization.kl_constraint, entropy_constraint or entropy_fraction",
         )
         refuse(
             self.entropy_constraint is not None and self.entropy_fraction is not None,
             "constraint_optimization.entropy_fraction",
-            "the entropy has two floors",
-            "leave entropy_constraint or entropy_fraction out",
+            "the entropy has two lower bounds",
+            "remove entropy_constraint or entropy_fraction",
         )
         refuse(
             self.enabled and self.mode in ("early_stop", "rollback") and self.kl_constraint is None,
             "constraint_optimization.kl_constraint",
-            f"mode={self.mode} bounds how far a rollout's updates move the policy, and no bound is given",
+            f"mode={self.mode} needs a KL limit",
             "set it, or use mode=lagrangian",
         )
         refuse(
             self.mode in ("early_stop", "rollback")
             and (self.entropy_constraint is not None or self.entropy_fraction is not None),
             "constraint_optimization.mode",
-            f"mode={self.mode} can bound KL only",
+            f"mode={self.mode} constrains KL only",
             "use mode=lagrangian or penalty for the entropy",
         )
         return self
@@ -127,25 +128,25 @@ class ObjectiveSpec(Node):
     """One of several objectives."""
 
     direction: Literal["max", "min"]
-    """Which way is better; there is no default."""
+    """Whether the objective is maximized or minimized. Required."""
     weight: AtLeast0 = 1.0
-    """How much it counts; 0: it is only observed."""
+    """Weight of the objective. 0: it is only measured."""
     ideal: float | None = None
-    """The best value it can have; null: the best seen so far."""
+    """Best possible value. null: the best value so far."""
     reference: float | None = None
-    """Where its part of the hypervolume begins: a value worse than any of interest; null: the first evaluation's."""
+    """Reference point of the hypervolume, worse than any value of interest. null: the first evaluation."""
     epsilon: AtLeast0 = 0.0
-    """A policy is new to the front only where it is better than each one there by more than this in some objective."""
+    """Minimum improvement over every policy on the front, in some objective, for a policy to be added."""
 
 
 def _directed(value: Any) -> Any:
-    """Refuse objectives of which nothing says whether more is better."""
+    """Refuse objectives without a direction."""
     for name, spec in value.items() if isinstance(value, dict) else ():
         refuse(
             isinstance(spec, dict) and "direction" not in spec,
             f"multi_objective.objectives.{name}",
-            "has no direction: nothing says whether more of it is better",
-            f"write multi_objective.objectives.{name}.direction: max, or min",
+            "the objective has no direction",
+            f"set multi_objective.objectives.{name}.direction to max or min",
         )
     return value
 
@@ -154,34 +155,35 @@ class MultiObjective(Node):
     """Several objectives at once: rewards by name, `reward` (their weighted sum), kl, entropy, length."""
 
     enabled: bool = False
-    """false: nothing else here is read."""
+    """Turn this section on. false: nothing else in it is used."""
     objectives: Annotated[dict[Text, ObjectiveSpec], BeforeValidator(_directed)] = Field(default_factory=dict)
-    """By name, each with its direction and weight."""
+    """The objectives by name, each with its direction and weight."""
     method: Literal["weighted_sum", "tchebycheff", "augmented_tchebycheff", "smooth_tchebycheff"] = "weighted_sum"
-    """weighted_sum reaches the convex part of the front, the others all of it."""
+    """Scalarization. weighted_sum reaches only the convex part of the Pareto front, the others all of it."""
     mu: Above0 = 0.1
-    """smooth_tchebycheff: in standard deviations; towards 0 it is tchebycheff."""
+    """smooth_tchebycheff: smoothing in standard deviations. 0 approaches tchebycheff."""
     rho: AtLeast0 = 0.05
-    """augmented_tchebycheff: the weight of what is not the worst."""
+    """augmented_tchebycheff: weight of the sum of all objectives."""
     beta: Beta = 0.9
-    """The weight of the past in the estimate of each objective."""
+    """Decay of the moving estimate of each objective."""
     archive_size: Count = 100
-    """Evaluated policies, none better than another in everything, to keep on the front."""
+    """Maximum number of non-dominated policies on the front."""
     prune: Literal["crowding", "contribution"] = "crowding"
-    """Which of them goes where there are more: the most crowded, or the one that adds the least hypervolume."""
+    """Which policy is removed from a full front: the most crowded one, or the one with the smallest hypervolume
+    contribution."""
 
     @model_validator(mode="after")
     def _has_some(self) -> MultiObjective:
         refuse(
             self.enabled and not self.objectives,
             "multi_objective.objectives",
-            "there is no objective",
-            "name some, each with its direction: {right: {direction: max}, length: {direction: min}}",
+            "no objectives are set",
+            "list them with their directions: {right: {direction: max}, length: {direction: min}}",
         )
         refuse(
             self.enabled and not any(spec.weight > 0 for spec in self.objectives.values()),
             "multi_objective.objectives",
-            "no objective has a weight above 0, so there is nothing to optimise",
-            "give one of them a weight",
+            "no objective has a weight above 0",
+            "set the weight of at least one objective",
         )
         return self

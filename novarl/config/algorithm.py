@@ -1,6 +1,6 @@
-"""The sections that change an algorithm's row: credit, surrogate, correction, regularizers, aggregation.
+"""The sections that change parts of an algorithm: advantages, surrogate, correction, regularizers, aggregation.
 
-`null` means what the row says.
+`null` means that the algorithm sets the value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from novarl.config.parts import Above0, AtLeast0, Beta, Count, Node, OwnFunction
 
 
 class Advantage(Node):
-    """Credit: what an answer's reward is compared with."""
+    """Advantage estimation: the baseline that an answer's reward is compared with."""
 
     estimator: axes.EstimatorName | OwnFunction | None = None
     """group, leave_one_out, opo, reinforce_pp: the other answers to the prompt; mean: the batch; ema: the past; scst:
@@ -31,7 +31,7 @@ class Advantage(Node):
     """Who supplies the values of states: a learnt critic, or fresh continuations from the steps of an answer; null: the
     algorithm's."""
     gamma: Share | None = None
-    """Estimators over time: the discount of a step; null: the algorithm's."""
+    """Discount factor per step. Used by estimators with state values. null: set by the algorithm."""
     lam: Share | None = None
     """gae, vtrace, retrace, td_lambda: 0 trusts the values, 1 the rewards; null: the algorithm's."""
     n: Count = default("adv.n")
@@ -44,10 +44,10 @@ class Advantage(Node):
     """With estimator=clipped_is: a weight for every step and what follows it, or one for the whole answer, the product
     of all its ratios."""
     bootstrap_truncated: bool = False
-    """An answer cut off by a limit is worth its value there; false: the limit is part of the task, and the reward has
-    judged the answer as it stands."""
+    """Use the critic's value at the end of a truncated answer. false: the limit counts as part of the task and the
+    reward judges the answer as it is."""
     whiten: bool | None = None
-    """Shift and scale the advantages of all trained tokens to mean 0 and variance 1; null: the algorithm's."""
+    """Normalize the advantages of all trained tokens to mean 0 and variance 1. null: set by the algorithm."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Advantage:
@@ -55,109 +55,111 @@ class Advantage(Node):
         refuse(
             chosen is not None and chosen != "group" and self.norm_std is True,
             "adv.norm_std",
-            f"adv.estimator={chosen} has no group whose deviation to divide by",
+            f"adv.estimator={chosen} has no group standard deviation to divide by",
             "use adv.estimator=group, or adv.whiten=true",
         )
         refuse(
             chosen is not None and chosen != "ema" and self.ema_beta != default("adv.ema_beta"),
             "adv.ema_beta",
-            f"adv.estimator={chosen} keeps no moving average",
-            "use adv.estimator=ema, or leave adv.ema_beta out",
+            f"adv.estimator={chosen} has no moving average",
+            "use adv.estimator=ema, or remove adv.ema_beta",
         )
         return self
 
 
 class Critic(Node):
-    """The model of the reward still to come that adv.values=critic learns beside the policy."""
+    """The critic of adv.values=critic, a model of the expected return that is trained next to the policy."""
 
     shared: bool = False
-    """A head on the policy's own trunk, trained with it, instead of a model of its own."""
+    """Use a value head on the policy's own trunk, trained with it, instead of a separate model."""
     coef: Above0 = 0.1
-    """With shared=true: the weight of the value loss beside the policy's."""
+    """shared=true: weight of the value loss."""
     clip: Above0 | None = None
-    """How far a value may move in one rollout before its loss stops pulling; null: no clip."""
+    """Clip range of the value loss: how far a value may move per rollout. null: no clipping."""
     lr: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Its own learning rate; null: optim.lr for shared=true, otherwise one for models up to 256 wide, as the
-    built-in ones are, and one for others."""
+    """Learning rate of the critic. null: optim.lr with shared=true; otherwise one default for models with a hidden size
+    of at most 256 and another for larger models."""
     updates_per_rollout: Count | None = None
-    """Its updates in a step, a multiple of the policy's; null: as many."""
+    """Critic updates per step, a multiple of the policy's. null: as many as the policy's."""
     warmup_steps: Whole = 0
-    """Steps in which the critic learns and the policy stands still."""
+    """Steps in which only the critic is trained."""
 
     @model_validator(mode="after")
-    def _one_trunk_one_optimiser(self) -> Critic:
+    def _shared_critic_has_no_optimizer(self) -> Critic:
         for name in ("lr", "updates_per_rollout"):
             refuse(
                 self.shared and getattr(self, name) is not None,
                 f"critic.{name}",
-                "a critic on the policy's trunk is trained by the policy's updates",
-                f"leave critic.{name} out, or critic.shared=false",
+                "a shared critic is trained by the policy's updates",
+                f"remove critic.{name}, or set critic.shared=false",
             )
         refuse(
             self.shared and self.warmup_steps > 0,
             "critic.warmup_steps",
-            "a critic on the policy's trunk cannot learn while the policy stands still",
-            "leave critic.warmup_steps out, or critic.shared=false",
+            "a shared critic cannot be trained without training the policy",
+            "remove critic.warmup_steps, or set critic.shared=false",
         )
         refuse(
             not self.shared and self.coef != 0.1,
             "critic.coef",
-            "a critic of its own has an optimiser of its own, and nothing to be weighed against",
-            "leave critic.coef out, or critic.shared=true",
+            "a separate critic has its own optimizer, so its loss has no weight",
+            "remove critic.coef, or set critic.shared=true",
         )
         return self
 
 
 class Vine(Node):
-    """The continuations that adv.values=continuations estimates values with."""
+    """The continuations that adv.values=continuations estimates values from (VinePPO)."""
 
     samples: Count = 9
-    """Continuations from each step's beginning."""
+    """Continuations from the start of each step of an answer."""
     split: str | None = None
-    """A string after which a step ends, every token's end where it is empty; null: the task's, a line break for a data
-    file."""
+    """A string that ends a step; an empty string makes every token a step. null: set by the task, or a line break for a
+    data file."""
     max_steps: Count = 32
-    """The most steps of an answer; what follows the last is one step."""
+    """Maximum number of steps per answer. The rest of the answer counts as one more step."""
 
 
 class Prime(Node):
-    """The implicit reward model of algo=prime, learnt from outcomes."""
+    """The implicit process reward model of algo=prime, trained on outcomes."""
 
     model: Text | None = None
-    """What it starts as: a run of novarl rm loss=implicit_*, compared with the model that run started from; null: the
-    reference, compared with itself."""
+    """The initial process reward model: a run of novarl rm with loss=implicit_*, compared with the model that run
+    started from. null: the reference, compared with itself."""
     beta: Above0 | None = None
-    """Reward of a token = beta * (log model - log reference); null: what `prime.model` was trained with, else 0.05."""
+    """Scale of the token reward beta * (log model - log reference). null: the value `prime.model` was trained with,
+    otherwise 0.05."""
     lr: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Its learning rate; 0: `prime.model` stays as it is; null: a tenth of the policy's."""
+    """Learning rate of the process reward model. 0: `prime.model` stays fixed; null: a tenth of the policy's learning
+    rate."""
     threshold: float = 0.5
-    """A reward at least this high counts as a right outcome."""
+    """A reward of at least this value counts as a correct outcome."""
 
     @model_validator(mode="after")
-    def _has_something_to_say(self) -> Prime:
+    def _model_differs_from_reference(self) -> Prime:
         refuse(
             self.lr == 0.0 and self.model is None,
             "prime.lr",
-            "a model that starts as its reference and does not learn gives no token a reward",
-            "name a trained one in prime.model, or leave prime.lr out",
+            "a fixed copy of the reference gives every token a reward of 0",
+            "set prime.model to a trained model, or remove prime.lr",
         )
         return self
 
 
 class Clip(Node):
-    """How far an update may move the policy: the ratio stays within [1 - low, 1 + high]."""
+    """Clipping of the probability ratio to [1 - low, 1 + high]."""
 
     low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """null: the algorithm's."""
+    """Lower clip range: ratios below 1 - low are clipped. null: set by the algorithm."""
     high: Above0 | None = None
-    """null: the algorithm's."""
+    """Upper clip range: ratios above 1 + high are clipped. null: set by the algorithm, or `clip.low` if that is set."""
     dual: Annotated[float, Field(gt=1.0)] | None = None
-    """loss.surrogate=dual_clip: the largest ratio that counts where the advantage is negative, at least 1 + high; null:
-    3. A number turns ppo_clip into dual_clip."""
+    """loss.surrogate=dual_clip: upper bound of the ratio for negative advantages, at least 1 + high. A value turns
+    ppo_clip into dual_clip. null: 3."""
 
 
 class Correction(Node):
-    """Off-policy correction by importance weights pi_old / mu."""
+    """Off-policy correction with importance weights pi_old / mu."""
 
     type: axes.CorrectionName | None = None
     """token, sequence: weights, cut at tis_max; icepop, sequence_mask: 1 within [low, high], else 0; null: token where
@@ -179,7 +181,7 @@ class Correction(Node):
         refuse(
             masks and self.tis_max is not None,
             "correction.tis_max",
-            f"correction.type={self.type} lets tokens pass or not, and has no weight to cut",
+            f"correction.type={self.type} masks tokens and has no weight to truncate",
             "use correction.low and correction.high, or correction.type=token",
         )
         refuse(
@@ -191,49 +193,47 @@ class Correction(Node):
         refuse(
             self.geometric and "correction.geometric" not in reads,
             "correction.geometric",
-            f"correction.type={self.type or 'null'} does not weigh answers as a whole",
-            "use correction.type=sequence or sequence_mask, or leave it out",
+            f"correction.type={self.type or 'null'} does not use sequence-level weights",
+            "use correction.type=sequence or sequence_mask, or remove it",
         )
-        refuse(
-            self.low >= self.high, "correction.low", "no ratio lies between the bounds", "make low smaller than high"
-        )
+        refuse(self.low >= self.high, "correction.low", "correction.low must be below correction.high", "lower it")
         return self
 
 
 class KL(Node):
-    """A penalty on the distance from the starting policy."""
+    """KL penalty: the distance to a reference policy."""
 
     type: axes.KLType | None = None
     """Where it enters; null: the algorithm's."""
     estimator: axes.KLEstimator | None = None
     """null: the algorithm's if its KL enters at the same place, otherwise k2 as a loss and k1 elsewhere."""
     coef: AtLeast0 | None = None
-    """Its weight, 0 for none; null: the algorithm's."""
+    """Weight of the penalty. 0: no penalty; null: set by the algorithm."""
     clamp: Above0 | None = None
-    """k3: the largest value that a token's estimate may have (verl: 10); null: no limit, and no bias."""
+    """k3: upper bound of a token's estimate (verl uses 10). null: no bound, unbiased."""
     corrected: bool = False
-    """As a loss, multiply by pi / pi_old: the gradient of KL(pi || pi_ref) also where the samples are old."""
+    """type=loss: multiply by pi / pi_old, which gives the gradient of KL(pi || pi_ref) for off-policy samples too."""
     unit: Literal["token", "sequence"] = "token"
-    """What targets and limits of KL are counted in: nats per token, or per answer."""
+    """Unit of KL targets and limits: nats per token or per answer."""
     reference: Text = "start"
-    """The policy KL is measured to: start (as it was when reinforcement began), ema (a moving average of the policy), a
-    directory or hub id, or tie (the policy itself: KL is 0, for monitoring only)."""
+    """The reference policy. start: the policy at the start of RL; ema: a moving average of the policy; tie: the policy
+    itself (KL is 0, for monitoring only); otherwise a directory or hub id."""
     ema_decay: Beta = 0.99
-    """With reference=ema: the weight of the past at each step."""
+    """reference=ema: decay of the moving average per step."""
 
     @model_validator(mode="after")
-    def _reference_can_pull(self) -> KL:
+    def _reference_differs_from_policy(self) -> KL:
         refuse(
             self.reference == "tie" and bool(self.coef),
             "kl.reference",
-            "the policy tied to itself has KL 0, and a penalty on it would do nothing",
+            "KL to the policy itself is always 0, so a penalty has no effect",
             "use kl.reference=start or ema, or kl.coef=0",
         )
         refuse(
             self.reference != "ema" and self.ema_decay != 0.99,
             "kl.ema_decay",
-            f"kl.reference={self.reference} does not move",
-            "use kl.reference=ema, or leave kl.ema_decay out",
+            f"kl.reference={self.reference} is not a moving average",
+            "use kl.reference=ema, or remove kl.ema_decay",
         )
         return self
 
@@ -242,42 +242,42 @@ class KL(Node):
         refuse(
             self.type == "loss" and self.estimator == "k1",
             "kl.estimator",
-            "k1 as a loss has zero gradient on average: it would cost nothing and do nothing",
+            "k1 in the loss has zero expected gradient, so it has no effect",
             "use kl.estimator=k2 or k3, or kl.type=reward",
         )
         return self
 
 
 class Entropy(Node):
-    """A bonus on the policy's entropy."""
+    """Bonus for the policy's entropy."""
 
     coef: AtLeast0 | None = None
-    """Its weight, with a target the one to begin with; null: the algorithm's, or 0.01 if that is 0 and there is a
-    target."""
+    """Weight of the bonus; the initial weight if there is a target. null: set by the algorithm, or 0.01 if that is 0
+    and there is a target."""
     target: Above0 | None = None
-    """Move the weight so that the entropy is this, in nats per token; null: the weight stays as it is."""
+    """Adapt the weight to keep the entropy at this value, in nats per token. null: the weight is constant."""
     rate: Above0 = 0.05
-    """With a target: the most that a step changes the weight's logarithm."""
+    """Maximum change of the logarithm of the weight per step, if there is a target."""
 
     @model_validator(mode="after")
-    def _can_move(self) -> Entropy:
+    def _can_adapt(self) -> Entropy:
         refuse(
             self.target is not None and self.coef == 0,
             "entropy.coef",
-            "a weight that starts at 0 stays at 0, since it is adapted by factors",
-            "start above 0, or leave entropy.coef or entropy.target out",
+            "a weight of 0 cannot adapt, because it is changed by multiplication",
+            "set entropy.coef above 0, or remove entropy.coef or entropy.target",
         )
         refuse(
             self.target is None and self.rate != 0.05,
             "entropy.rate",
-            "without a target the weight does not move",
-            "set entropy.target, or leave entropy.rate out",
+            "the weight is constant without entropy.target",
+            "set entropy.target, or remove entropy.rate",
         )
         return self
 
 
 class Loss(Node):
-    """What is minimised for each token, and how the losses of tokens become one number."""
+    """The per-token loss and how the token losses are aggregated."""
 
     surrogate: axes.SurrogateName | OwnFunction | None = None
     """What of a token's log-probability and advantage is minimised; file.py:name: a function of your own; null: the
@@ -291,14 +291,14 @@ class Loss(Node):
     tau_neg: Above0 = default("loss.tau_neg")
     """surrogate=sapo: the temperature of the gate elsewhere."""
     mask_truncated: bool = False
-    """Leave answers that a limit cut off out of the loss, and out of the means that it is made of. Their rewards still
-    count in the baselines and deviations of the other answers' advantages."""
+    """Exclude truncated answers from the loss and its normalization. Their rewards still count in the baselines of
+    other answers."""
 
 
 class DynamicSampling(Node):
-    """Prompts whose answers all score the same teach nothing: ask others in their place."""
+    """Replaces prompts whose answers all have the same reward, since they carry no learning signal."""
 
     enabled: bool | None = None
-    """null: the algorithm's."""
+    """Replace groups with identical rewards. null: set by the algorithm."""
     max_refills: Count = 4
-    """How often to ask for more prompts before going on with fewer."""
+    """Maximum number of times to sample more prompts per step. After that the step continues with fewer."""

@@ -1,4 +1,4 @@
-"""What the kinds of run have in common: a model and a machine, rows, and training."""
+"""What all kinds of runs share: a model and a device, rows, and training."""
 
 from __future__ import annotations
 
@@ -15,51 +15,53 @@ from novarl.config.parts import Count, Lora, Micro, Node, Optim, Share, Text, Te
 def _plain(value: Any) -> Any:
     if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise ValueError("must be one number, text, true or false")
+    raise ValueError("must be a number, text, true or false")
 
 
 Option = Annotated[Any, AfterValidator(_plain)]
 
 
 class Config(Node):
-    """What every command needs: a model, and a machine to run it on."""
+    """What every command needs: a model and a device to run it on."""
 
     kind: ClassVar[str]
     _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
     _notes: tuple[str, ...] = PrivateAttr(default=())
 
     model: Text
-    """`tiny` or `small` (built in), a directory, or a Hugging Face id."""
+    """A model: `tiny` or `small` (built in, untrained), a directory, or a Hugging Face id."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """The same seed gives the same run, bit for bit, on the same machine with as many threads."""
+    """Random seed. The same seed gives bit-identical results on the same machine with the same number of threads."""
     threads: Count | None = None
-    """CPU threads; null: what OMP_NUM_THREADS says, otherwise 2."""
+    """Number of CPU threads. null: OMP_NUM_THREADS, otherwise 2."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|xpu|cuda(:\d+)?)$")] = "auto"
-    """auto, cpu, cuda, cuda:N, mps or xpu."""
+    """Device: auto, cpu, cuda, cuda:N, mps or xpu."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What is computed in; trained weights are kept in float32. A CPU without bf16 arithmetic is faster in float32."""
+    """Data type of the computation. Trained weights stay in float32. On CPUs without bfloat16 instructions float32 is
+    faster."""
     apply_chat_template: bool = True
-    """false: the contents of the messages are joined as they are, as base models want it."""
+    """Render messages with the chat template. false: message contents are concatenated, for base models."""
     chat_template: Text | None = None
-    """A file with a chat template (Jinja), or the template itself, in place of the tokenizer's; it is saved with the
+    """A chat template that replaces the tokenizer's: a Jinja file or the template itself. It is saved with the
     model."""
     chat_template_kwargs: dict[Text, Any] = Field(default_factory=dict)
-    """What the chat template is given beside the messages, such as enable_thinking. A row's column of this
-    name takes precedence."""
+    """Extra arguments for the chat template, such as enable_thinking. A column of this name in the data takes
+    precedence."""
     chat_template_date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
-    """The day, YYYY-MM-DD, that a chat template which writes the date is given; null: the day the run starts."""
+    """Date (YYYY-MM-DD) for chat templates that write the date. null: the day the run starts."""
     tools: Text | Annotated[tuple[dict[str, Any], ...], Field(strict=False)] | None = None
-    """A JSON file with a list of tool schemas, or the list, which the chat template declares. A row's column of
-    this name takes precedence."""
+    """Tool schemas for the chat template: a JSON file with a list, or the list itself. A column of this name in the
+    data takes precedence."""
 
     trust_remote_code: Texts = ()
-    """Directories or hub ids of models whose own Python code (auto_map in config.json) may run. Read it before."""
+    """Models (directories or hub ids) whose own Python code (auto_map in config.json) may be executed. Read the code
+    first."""
     trust_pickle: Texts = ()
-    """Directories or hub ids of models whose weights may be read from pickle files, such as pytorch_model.bin."""
+    """Models (directories or hub ids) whose weights may be loaded from pickle files, such as pytorch_model.bin."""
 
     def object(self, key: str) -> Any:
-        """The Python object that stands behind a key whose value only names it, such as a model or a function; None
-        where the value is all there is."""
+        """The Python object behind a key whose value is only a name, such as a model or a function; None if there is no
+        object."""
         return self._objects.get(key)
 
     def with_objects(self, objects: Mapping[str, Any]) -> Self:
@@ -85,111 +87,113 @@ class Config(Node):
         if value is False:
             return ()
         if value is True:
-            raise PydanticCustomError("unnamed", "must name the models, by directory or hub id")
+            raise PydanticCustomError("unnamed", "must list the models, by directory or hub id")
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _a_template_is_read(self) -> Config:
+    def _template_is_used(self) -> Config:
         for name in ("chat_template", "chat_template_kwargs", "chat_template_date", "tools"):
             refuse(
                 not self.apply_chat_template and bool(getattr(self, name)),
                 name,
-                f"{name} is for the chat template, and apply_chat_template=false leaves it out",
-                "leave one of them out",
+                f"{name} has no effect with apply_chat_template=false",
+                "remove one of them",
             )
         return self
 
 
 class RunConfig(Config):
-    """What every run over rows needs: a task, or data and its columns, and a directory for what it finds."""
+    """What every run over rows needs: a task, or data and its columns, and an output directory."""
 
     task: Text | None = None
-    """A built-in task: sort, arithmetic, lexical, sentiment or bandit. Either this or `data`."""
+    """A built-in task: sort, arithmetic, lexical, sentiment or bandit. Set either this or `data`."""
     task_options: dict[Text, Option] = Field(default_factory=dict)
-    """The task's own settings, such as difficulty or brevity_penalty_scale."""
+    """Options of the task, such as difficulty or brevity_penalty_scale."""
     data: Text | None = None
-    """A file or folder (JSON, JSONL, CSV, Parquet, Arrow) or a Hugging Face data set, `name@split`."""
+    """Training data: a file or folder (JSON, JSONL, CSV, Parquet, Arrow) or a Hugging Face dataset, `name@split`."""
     prompt_key: Text | None = None
-    """The column with the prompt; null: found by its usual names."""
+    """Column with the prompt. null: detected by common names."""
     messages_key: Text | None = None
-    """The column with the chat messages; null: `messages`."""
+    """Column with the chat messages. null: `messages`."""
     max_bad_rows: Share = 0.01
-    """The share of unusable rows above which the run stops before it starts."""
+    """Maximum fraction of unusable rows. The run does not start if there are more."""
     max_length: Count | None = None
-    """The most tokens in a row (for rl and eval, in its prompt); null: what the model's context leaves room for."""
+    """Maximum number of tokens per row (for rl and eval, per prompt). null: as many as the model's context allows."""
     run_dir: Text | None = None
-    """Where everything is written; null: runs/<kind>-<time>."""
+    """Output directory. null: runs/<kind>-<time>."""
 
     @model_validator(mode="after")
     def _one_source_of_rows(self) -> RunConfig:
-        fix = "write task=sort (or arithmetic, lexical, sentiment, bandit) or data=rows.jsonl"
-        refuse(self.task is None and self.data is None, "", "nothing to work on: neither task nor data is given", fix)
+        fix = "set task=sort (or arithmetic, lexical, sentiment, bandit) or data=rows.jsonl"
+        refuse(self.task is None and self.data is None, "", "neither task nor data is given", fix)
         refuse(
             self.task is not None and self.data is not None,
             "data",
-            f"task={self.task} and data={self.data} are both given, and rows come from one place",
-            "leave one of them out",
+            f"task={self.task} and data={self.data} are both given",
+            "remove one of them",
         )
         for name in ("prompt_key", "completion_key", "answer_key", "messages_key", "text_key"):
             column = getattr(self, name, None)
             refuse(
                 self.task is not None and column is not None,
                 name,
-                f"{name}={column} names a column of a data file, yet the rows come from task={self.task}",
-                "leave it out, or give data instead of task",
+                f"{name}={column} is a column of a data file, but the rows come from task={self.task}",
+                "remove it, or set data instead of task",
             )
         refuse(
             self.messages_key is not None and self.prompt_key is not None,
             "messages_key",
-            f"messages_key={self.messages_key} and prompt_key={self.prompt_key} both say where the prompt is",
-            "leave one of them out",
+            f"messages_key={self.messages_key} and prompt_key={self.prompt_key} both set the prompt column",
+            "remove one of them",
         )
         refuse(
             self.task is None and bool(self.task_options),
             "task_options",
-            "these are the settings of a built-in task, yet the rows come from data",
-            "leave them out",
+            "task_options are options of a built-in task, but the rows come from data",
+            "remove them",
         )
         held_out = getattr(getattr(self, "eval", None), "data", None)
         refuse(
             self.task is not None and held_out is not None,
             "eval.data",
-            f"task={self.task} brings its own held-out rows",
-            "leave it out, or give data instead of task",
+            f"task={self.task} has its own held-out rows",
+            "remove it, or set data instead of task",
         )
         return self
 
 
 class TrainConfig(RunConfig):
-    """What every training run needs: an optimiser, and when to save, evaluate and report."""
+    """What every training run needs: an optimizer, and when to save, evaluate and report."""
 
     model: Text = "tiny"
-    """`tiny` or `small` (built in, untrained), a directory, or a Hugging Face id."""
+    """A model: `tiny` or `small` (built in, untrained), a directory, or a Hugging Face id."""
     resume: Text | None = None
-    """auto: go on where the run in `run_dir` stopped; a path: from that checkpoint; null: start afresh."""
+    """Resume a run. auto: from the last checkpoint in `run_dir`; a path: from that checkpoint; null: start a new
+    run."""
     save_every: Count | None = 50
-    """Save a checkpoint each so many steps; null: only at the end."""
+    """Save a checkpoint every N steps. null: only at the end."""
     eval_every: Count | None = None
-    """Evaluate each so many steps; null: only before and after."""
+    """Evaluate every N steps. null: only before and after training."""
     keep: Count = 2
-    """Checkpoints to keep."""
+    """Number of recent checkpoints to keep."""
     keep_best: bool = True
-    """Keep the one that was best on held-out rows as well."""
+    """Also keep the checkpoint with the best held-out score."""
     optim: Optim = Optim()
     lora: Lora = Lora()
     micro: Micro = Micro()
     attn: Literal["auto", "sdpa", "flash", "eager"] = "auto"
-    """What computes attention in training: PyTorch's kernel, in calls for groups of rows (sdpa), its flash attention in
-    one call, on CUDA in bfloat16 (flash), or a plain softmax (eager, slow); auto: flash where it runs, else sdpa."""
+    """Attention implementation for training. sdpa: PyTorch's kernel, called for groups of rows; flash: PyTorch's flash
+    attention in one call (CUDA, bfloat16); eager: a plain softmax (slow); auto: flash if it is available, otherwise
+    sdpa."""
     compile: bool = False
-    """For a GPU: learn through torch.compile, whose compiler the first step waits for, and sample by CUDA graphs."""
+    """Train with torch.compile and sample with CUDA graphs, on a GPU. The first step waits for the compiler."""
 
     @model_validator(mode="after")
-    def _auto_needs_a_place(self) -> TrainConfig:
+    def _auto_needs_run_dir(self) -> TrainConfig:
         refuse(
             self.resume == "auto" and self.run_dir is None,
             "resume",
-            "resume=auto looks in run_dir, and without one every run has a directory of its own",
-            "name it: run_dir=runs/...",
+            "resume=auto needs run_dir",
+            "set run_dir=runs/...",
         )
         return self

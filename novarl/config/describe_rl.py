@@ -1,4 +1,4 @@
-"""An algorithm in words: credit, values, loss, and what moves by itself during a run."""
+"""An algorithm in words: advantages, values, loss, and coefficients that adapt during a run."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from novarl.config.tree import RLConfig
 
 MEANS = {
     "token": "mean over tokens",
-    "sequence": "mean over answers of their means",
+    "sequence": "mean over answers of the mean over their tokens",
     "constant": "sum over tokens, divided by a constant",
 }
 REFERENCES = {
-    "start": "the policy as it was when reinforcement began",
+    "start": "the initial policy",
     "ema": "a moving average of the policy",
     "tie": "the policy itself",
 }
 CONSTRAINTS = {
-    "lagrangian": "by a multiplier that grows while the bound is broken",
-    "penalty": "by a price in proportion to how far the bound is broken",
-    "early_stop": "by leaving out the rest of a rollout's updates",
-    "rollback": "by shortening or undoing the update that breaks it",
+    "lagrangian": "enforced by a multiplier that grows while the constraint is violated",
+    "penalty": "enforced by a penalty proportional to the violation",
+    "early_stop": "enforced by skipping the remaining updates of the rollout",
+    "rollback": "enforced by shortening or undoing the update that violates it",
 }
 
 
 def algorithm(config: RLConfig) -> list[str]:
-    """Sentences on what is learnt from a step's answers; only on the parts that the run has."""
+    """Sentences about the algorithm of a run; only about the parts that it uses."""
     parts = (_credit(config), _values(config), _process(config), _loss(config), _correction(config), _kl(config))
     moving = (_controller(config), _entropy(config), _constraint(config), _objectives(config))
     return [line for line in (_overlap(config), *parts, *moving) if line]
 
 
 def unread(config: RLConfig) -> list[str]:
-    """The sections that nothing in the run reads, once the algorithm has filled in what it decides."""
+    """The sections that the run does not use, once the algorithm's values are filled in."""
     if config.adv.estimator is None:
         return []
     used = {
@@ -49,10 +49,10 @@ def _overlap(config: RLConfig) -> str | None:
     rollout = config.rollout
     if rollout.staleness == 0:
         return None
-    shared = f"{rollout.threads} CPU threads of its own" if rollout.threads else "half of the CPU threads"
+    shared = f"{rollout.threads} CPU threads" if rollout.threads else "half of the CPU threads"
     return (
-        "Overlap: while a step's answers are learnt from, a second process samples and scores the next step's, with "
-        f"{shared} and with weights that are one step old."
+        "Overlap: while a step is trained on, a second process samples and scores the next step's answers, with "
+        f"{shared} and weights that are one step old."
     )
 
 
@@ -81,19 +81,19 @@ def _values(config: RLConfig) -> str | None:
     if config.adv.values == "continuations":
         end = "every token is a step" if not vine.split else f"a step ends with {vine.split!r}"
         return (
-            f"Values: the mean reward of {vine.samples} fresh continuations from the beginning of each step of an "
-            f"answer; {end}, {vine.max_steps} steps at most."
+            f"Values: the mean reward of {vine.samples} continuations from the start of each step of an answer; {end}, "
+            f"at most {vine.max_steps} steps."
         )
     if config.adv.values != "critic":
         return None
-    clip = f", its values clipped to moves of {critic.clip:g}" if critic.clip else ""
+    clip = f", value clip {critic.clip:g}" if critic.clip else ""
     if critic.shared:
-        return f"Values: a critic on the policy's trunk, learnt with it at weight {critic.coef:g}{clip}."
-    rate = f" at learning rate {critic.lr:g}" if critic.lr else ""
+        return f"Values: a critic that shares the policy's trunk, loss weight {critic.coef:g}{clip}."
+    rate = f", learning rate {critic.lr:g}" if critic.lr else ""
     often = critic.updates_per_rollout
-    updates = f", {often} update{'s' * (often > 1)} a step" if often else ""
-    warm = f"; it alone learns until step {critic.warmup_steps} is done" if critic.warmup_steps else ""
-    return f"Values: a critic of its own, learnt{rate}{updates}{clip}{warm}."
+    updates = f", {often} update{'s' * (often > 1)} per step" if often else ""
+    warm = f"; only the critic is trained in the first {critic.warmup_steps} steps" if critic.warmup_steps else ""
+    return f"Values: a separate critic{rate}{updates}{clip}{warm}."
 
 
 def _process(config: RLConfig) -> str | None:
@@ -101,13 +101,13 @@ def _process(config: RLConfig) -> str | None:
         return None
     prime = config.prime
     scale = "beta" if prime.beta is None else f"{prime.beta:g}"
-    start = f" starts as {prime.model} and is" if prime.model else ""
+    start = f" starts from {prime.model} and is" if prime.model else ""
     if prime.lr == 0.0:
-        return f"Rewards of tokens: {scale} x (log model - log reference), the model {prime.model} as it is."
-    rate = f", at learning rate {prime.lr:g}" if prime.lr else ""
+        return f"Token rewards: {scale} x (log model - log reference), with the fixed model {prime.model}."
+    rate = f", learning rate {prime.lr:g}" if prime.lr else ""
     return (
-        f"Rewards of tokens: {scale} x (log model - log reference), the model{start} learnt from outcomes "
-        f"(right from {prime.threshold:g} up){rate}."
+        f"Token rewards: {scale} x (log model - log reference); the model{start or ' is'} trained on outcomes "
+        f"(correct if the reward is at least {prime.threshold:g}){rate}."
     )
 
 
@@ -115,15 +115,15 @@ def _loss(config: RLConfig) -> str:
     named = config.loss.surrogate or "what the algorithm says"
     surrogate = SURROGATES[named].words if named in SURROGATES else named
     clip = (
-        f"; ratios stay within [1 - {config.clip.low:g}, 1 + {config.clip.high:g}]"
+        f"; ratios clipped to [1 - {config.clip.low:g}, 1 + {config.clip.high:g}]"
         if config.clip.low and config.clip.high
         else ""
     )
     fixed = config.entropy.target is None and config.entropy.coef
-    bonus = f"; {config.entropy.coef:g} x entropy as a bonus" if fixed else ""
+    bonus = f"; entropy bonus {config.entropy.coef:g}" if fixed else ""
     mean = f"; {MEANS[config.loss.agg]}" if config.loss.agg else ""
-    dual = f", and at most {config.clip.dual:g} where the advantage is negative" if config.clip.dual else ""
-    cut = "; answers cut off by a limit are left out" if config.loss.mask_truncated else ""
+    dual = f", at most {config.clip.dual:g} for negative advantages" if config.clip.dual else ""
+    cut = "; truncated answers are excluded" if config.loss.mask_truncated else ""
     return f"Loss: {surrogate}{clip}{dual}{bonus}{mean}{cut}."
 
 
@@ -140,16 +140,16 @@ def _kl(config: RLConfig) -> str:
     kl = config.kl
     if config.kl.coef and config.kl.type:
         corrected = ", times pi / pi_old" if kl.corrected else ""
-        at_most = f", at most {kl.clamp:g} a token" if kl.clamp else ""
-        what = f"{kl.coef:g} x KL ({kl.estimator}{at_most}) as {kl.type}{corrected}"
+        at_most = f", at most {kl.clamp:g} per token" if kl.clamp else ""
+        what = f"{kl.coef:g} x KL ({kl.estimator}{at_most}) in the {kl.type}{corrected}"
     elif config.kl.type:
-        what = f"KL ({kl.estimator or 'as the algorithm says'}) as {kl.type}, at a price that begins at 0"
+        what = f"KL ({kl.estimator or 'default estimator'}) in the {kl.type}, with a coefficient that starts at 0"
     elif kl.reference == "start":
-        return "KL: no KL penalty."
+        return "KL: no penalty."
     else:
-        what = "measured, without a penalty"
-    decay = f" (weight of the past {kl.ema_decay:g})" if kl.reference == "ema" else ""
-    return f"KL: {what}; to {REFERENCES.get(kl.reference, kl.reference)}{decay}."
+        what = "measured without a penalty"
+    decay = f" (decay {kl.ema_decay:g})" if kl.reference == "ema" else ""
+    return f"KL: {what}; reference: {REFERENCES.get(kl.reference, kl.reference)}{decay}."
 
 
 def _controller(config: RLConfig) -> str | None:
@@ -162,11 +162,11 @@ def _controller(config: RLConfig) -> str | None:
     gains = ", ".join(_gains(section))
     settings = f" ({gains})" if gains else ""
     if kind == "fixed":
-        return f"KL coefficient: stays at {start or 0.0:g}."
+        return f"KL coefficient: constant at {start or 0.0:g}."
     if kind == "schedule":
-        return f"KL coefficient: follows a schedule{begin}{bounds}{settings}, whatever KL is."
+        return f"KL coefficient: follows a schedule{begin}{bounds}{settings}."
     return (
-        f"KL coefficient: {kind} moves it{begin} so that KL is {section.target_kl:g} nats per {_unit(config)}"
+        f"KL coefficient: adapted by {kind}{begin} to keep KL at {section.target_kl:g} nats per {_unit(config)}"
         f"{bounds}{settings}."
     )
 
@@ -177,13 +177,13 @@ def _entropy(config: RLConfig) -> str | None:
         return None
     begin = f" from {section.coef:g}" if section.coef else ""
     return (
-        f"Entropy bonus: its weight moves{begin} so that the entropy is {section.target:g} nats per token "
+        f"Entropy bonus: the weight adapts{begin} to keep the entropy at {section.target:g} nats per token "
         f"(rate {section.rate:g})."
     )
 
 
 def _gains(section: AdaptiveKL) -> Iterator[str]:
-    """The settings of the controller's own."""
+    """The settings of this controller only."""
     general = ("enabled", "controller_type", "target_kl", "initial_coef", "min_coef", "max_coef")
     for name, value in section.model_dump(exclude_none=True).items():
         if name not in general:
@@ -203,7 +203,7 @@ def _constraint(config: RLConfig) -> str | None:
     if section.entropy_constraint is not None:
         bounds.append(f"entropy at least {section.entropy_constraint:g} nats per token")
     if section.entropy_fraction is not None:
-        bounds.append(f"entropy at least {section.entropy_fraction:g} of what it is at first")
+        bounds.append(f"entropy at least {section.entropy_fraction:g} of its initial value")
     return f"Constraints: {' and '.join(bounds)}, {CONSTRAINTS[section.mode]}."
 
 
@@ -212,11 +212,11 @@ def _objectives(config: RLConfig) -> str | None:
     if not section.enabled:
         return None
     found = ", ".join(
-        f"{'more' if spec.direction == 'max' else 'less'} {name} (weight {spec.weight:g})"
+        f"{'maximize' if spec.direction == 'max' else 'minimize'} {name} (weight {spec.weight:g})"
         for name, spec in section.objectives.items()
     )
-    front = " Without evaluations (eval.n=0) there is no front." if config.eval.n == 0 else ""
-    return f"Objectives: {found}; combined by {section.method}, each in units of its standard deviation.{front}"
+    front = " Without evaluation (eval.n=0) there is no Pareto front." if config.eval.n == 0 else ""
+    return f"Objectives: {found}; combined by {section.method}, each scaled by its standard deviation.{front}"
 
 
 def _unit(config: RLConfig) -> str:

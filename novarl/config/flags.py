@@ -1,7 +1,7 @@
-"""The words of a command line: `--some-key value`, `--flag`, `--no-flag`, `--many a b`, `key=value`, one file.
+"""Command-line arguments: `--some-key value`, `--flag`, `--no-flag`, `--many a b`, `key=value`, and one file.
 
-How many words a flag takes is decided by the key that it names, never by how the next word looks: `--packing` takes
-none but `true` or `false`, `--reward_funcs` takes all up to the next flag, any other takes one.
+The key decides how many words a flag takes, never the form of the next word: `--packing` takes only `true` or `false`,
+`--reward_funcs` takes all words up to the next flag, any other flag takes one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BARE = re.compile(r"[\w./:@+-]+")
 
 
 def arguments(words: list[str], tree: type[Config]) -> tuple[str | None, list[str]]:
-    """The configuration file, if any, and the rest as `key=value`. NovaError for a word that has no place.
+    """The configuration file, if any, and the rest as `key=value`. NovaError for an unexpected word.
 
     >>> from novarl.config.tree import RLConfig
     >>> arguments(["--gradient_checkpointing", "a.yaml", "--reward-funcs", "a.py:x", "b.py:y", "--seed=3"], RLConfig)
@@ -49,14 +49,14 @@ def arguments(words: list[str], tree: type[Config]) -> tuple[str | None, list[st
         else:
             file = word
         if file is not None and path is not None:
-            what = f"expected key=value, got {file[:60]!r}: the configuration is already {path[:60]}"
-            raise NovaError(what, where=COMMAND_LINE, fix="write one file, then key=value pairs")
+            what = f"expected key=value, got {file[:60]!r}: the configuration file is already {path[:60]}"
+            raise NovaError(what, where=COMMAND_LINE, fix="give one file, then key=value pairs")
         path = path if file is None else file
     return path, overrides
 
 
 def _flag(word: str, rest: list[str], tree: type[Config]) -> tuple[str, str]:
-    """The key and the value of a flag; takes the words that belong to it from `rest`."""
+    """The key and the value of a flag; removes the words that belong to it from `rest`."""
     name, equals, value = word[2:].partition("=")
     name = name.replace("-", "_")
     kind = takes(name, tree)
@@ -77,11 +77,11 @@ def _flag(word: str, rest: list[str], tree: type[Config]) -> tuple[str, str]:
         return name, _listed(found) if kind == "many" or len(found) > 1 else found[0]
     if kind == "unknown":
         return name, "true"
-    raise NovaError(f"{word[:60]} has no value", where=COMMAND_LINE, fix=f"write {name[:60]}=value")
+    raise NovaError(f"{word[:60]} needs a value", where=COMMAND_LINE, fix=f"write {name[:60]}=value")
 
 
 def _following(rest: list[str], *, path_follows: bool) -> list[str]:
-    """The words up to the next flag or `key=value`; with `path_follows` up to a configuration file, too."""
+    """The words up to the next flag or `key=value`; with `path_follows` also up to a configuration file."""
     found = []
     for word in rest:
         if word.startswith("--") or OVERRIDE.fullmatch(word) or (path_follows and _CONFIG_FILE.fullmatch(word)):
@@ -91,7 +91,7 @@ def _following(rest: list[str], *, path_follows: bool) -> list[str]:
 
 
 def takes(name: str, tree: type[Config]) -> Takes:
-    """What a flag of this name is followed by."""
+    """What follows a flag of this name."""
     if name == "config":
         return "one"
     if name in ("reward_funcs", "reward_weights"):
@@ -118,7 +118,7 @@ def takes(name: str, tree: type[Config]) -> Takes:
 
 
 def _listed(words: list[str]) -> str:
-    """Several words as a list; commas between them are separators, one word that is a list already stays."""
+    """Several words as a list. Commas between them are separators; one word that is already a list is unchanged."""
     parts: list[Any] = [word.rstrip(",") for word in words]
     parts = [part for part in parts if part]
     if len(parts) == 1:

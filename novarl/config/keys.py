@@ -1,4 +1,4 @@
-"""The keys of a tree: their dotted paths, their defaults, what they mean, and the nearest one to a misspelt name."""
+"""The keys of a tree: dotted paths, defaults, descriptions, and the closest match to a misspelt name."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from novarl.config.parts import Node
+from novarl.core.config_files import dump
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One leaf of a tree. `values` says in words what it takes; an `open` key is a mapping with keys of the user's."""
+    """One leaf of a tree. `values` describes what it takes; an `open` key is a mapping whose keys the user chooses."""
 
     path: str
     values: str
@@ -30,11 +31,11 @@ class Key:
     text: bool
     open: bool
     tree: type[Node]
-    """The group that it is a field of."""
+    """The group it is a field of."""
 
     @property
     def meaning(self) -> str:
-        """What is written below the field."""
+        """The docstring below the field."""
         name = _last(self.path)
         owner = next(tree for tree in self.tree.__mro__ if name in inspect.get_annotations(tree))
         return _meanings(owner).get(name, "")
@@ -42,7 +43,7 @@ class Key:
 
 @cache
 def _meanings(owner: type) -> dict[str, str]:
-    """The text below each field of a class, read from its source: pydantic would read all of it at every start."""
+    """The docstring below each field of a class, parsed only when needed: pydantic would parse all at every start."""
     (written,) = ast.parse(inspect.getsource(owner)).body
     assert isinstance(written, ast.ClassDef)
     found = {}
@@ -55,12 +56,12 @@ def _meanings(owner: type) -> dict[str, str]:
 
 @cache
 def keys(tree: type[Node]) -> dict[str, Key]:
-    """The leaves of a tree by dotted path, in the order of its definition."""
+    """The leaves of a tree by dotted path, in definition order."""
     return {key.path: key for key in _walk(tree, "")}
 
 
 def leaves(tree: type[Node]) -> list[str]:
-    """The dotted path of every leaf: what the knob audit goes through.
+    """The dotted path of every leaf, for the audit of all settings.
 
     >>> from novarl.config.tree import SampleConfig
     >>> leaves(SampleConfig)[-3:]
@@ -76,19 +77,19 @@ def sections(tree: type[Node]) -> frozenset[str]:
 
 
 def is_key(path: str, tree: type[Node]) -> bool:
-    """Whether `path` is a leaf, or lies within an open one, as `reward.style.weight` does."""
+    """Whether `path` is a leaf or lies within an open one, such as `reward.style.weight`."""
     return path in keys(tree) or is_open(path, tree)
 
 
 def is_open(path: str, tree: type[Node]) -> bool:
-    """Whether the user names the keys within `path`: `reward`, and everything below it."""
+    """Whether the user chooses the keys within `path`: `reward` and everything below it."""
     known = keys(tree)
     return any(above in known and known[above].open for above in upwards(path))
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """What `name` most likely meant: the choices with the same last part, or the one that is spelt most alike, or the
-    one that is its last words; first the second where a section is named too.
+    """The closest matches to `name`: choices with the same last part, otherwise the most similar spelling, otherwise a
+    choice that equals the last words of `name`. If `name` includes a section, similar spelling comes first.
 
     >>> nearest("coef", ["entropy.coef", "kl.coef", "seed"]), nearest("sead", ["seed"]), nearest("x", ["seed"])
     ('entropy.coef or kl.coef', 'seed', None)
@@ -111,10 +112,17 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def upwards(path: str) -> Iterator[str]:
-    """The path itself, and every one that it lies within."""
+    """The path itself, then every path that contains it."""
     while path:
         yield path
         path = path.rpartition(".")[0]
+
+
+def value_text(value: Any) -> str:
+    """A value as it is written in a configuration file."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(value_text, value))}]"
+    return "{}" if value == {} else dump({"v": value})[3:].strip()
 
 
 def _last(path: str) -> str:
@@ -148,7 +156,7 @@ def _key(path: str, field: FieldInfo, tree: type[Node]) -> Key:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The members of a union, without what `Annotated` says of them."""
+    """The members of a union, without their `Annotated` metadata."""
     if get_origin(annotation) is typing.Annotated:
         return _alternatives(get_args(annotation)[0])
     if get_origin(annotation) in (typing.Union, types.UnionType):

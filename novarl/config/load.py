@@ -1,4 +1,4 @@
-"""From a file and `a.b=c` overrides to a frozen tree, or to one NovaError that says where the mistake is."""
+"""Reads a file and `a.b=c` overrides into a frozen tree, or raises one NovaError with the place of the error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tree = TypeVar("Tree", bound=Config)
 
 COMMAND_LINE = "command line"
 SPOKEN = frozenset({"prompt", "system", "stop"})
-"""Keys whose text is no path."""
+"""Keys whose values are not paths."""
 HOME = re.compile(r"(model:|)~[\w.-]*(?:/|$)")
 OVERRIDE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
@@ -35,7 +35,7 @@ def load(
     *,
     preset: Mapping[str, Any] | None = None,
 ) -> Tree:
-    """The configuration in a file, changed by `key=value` overrides; both change `preset`. Later values win.
+    """The preset, overridden by a file, overridden by `key=value` pairs. Later values win.
 
     >>> from novarl.config.tree import RLConfig
     >>> load(RLConfig, overrides=["task=sort", "learning_rate=1e-5"]).optim.lr
@@ -51,11 +51,12 @@ def load(
 
 
 def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
-    """A tree from what the user gave, wherever it was given."""
+    """A tree from the user's entries, whatever their source."""
     for entry in entries:
         if entry.path == "kind" and entry.value != tree.kind:
-            fix = f"run novarl {entry.value}" if str(entry.value) in TREES else f"write kind: {tree.kind}"
-            raise NovaError(f"kind is {entry.value!r:.60}, and this is novarl {tree.kind}", where=entry.place, fix=fix)
+            fix = f"run novarl {entry.value}" if str(entry.value) in TREES else f"set kind: {tree.kind}"
+            what = f"kind is {entry.value!r:.60}, but the command is novarl {tree.kind}"
+            raise NovaError(what, where=entry.place, fix=fix)
     found = canonical([entry for entry in entries if entry.path != "kind"], tree)
     found = {path: replace(entry, value=_at_home(path, entry.value)) for path, entry in found.items()}
     try:
@@ -68,18 +69,18 @@ def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
 
 
 def entries_of(mapping: Mapping[str, Any], source: str, tree: type[Config]) -> list[Entry]:
-    """Every value of nested mappings by its dotted path, as given at `source`."""
+    """Every value of nested mappings by its dotted path, with its `source`."""
     return list(_flatten(mapping, source, tree))
 
 
 def peek_kind(path: str | Path) -> str | None:
-    """The `kind` that a file says it is, if it says."""
+    """The `kind` of a configuration file, if it states one."""
     kind = read(Path(path).expanduser())[0].get("kind")
     return kind if isinstance(kind, str) else None
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """A tree as plain values, its kind first; `load` reads it back."""
+    """A tree as plain values, with its kind first; `load` reads it back."""
     return {"kind": config.kind, **config.model_dump(mode="json")}
 
 
@@ -89,8 +90,8 @@ def to_yaml(config: Config) -> str:
 
 
 def fill(config: Tree, values: Mapping[str, Any]) -> Tree:
-    """The configuration with other values at some dotted paths: what was null, once it is known. What nobody has set
-    stays unset."""
+    """The configuration with some values replaced, such as nulls once they are resolved. Values that the user has not
+    set stay unset."""
     entries = {path: Entry(path, value, path, "resolved") for path, value in values.items()}
     given = _flatten(config.model_dump(mode="json", exclude_unset=True), "resolved", type(config))
     filled = type(config).model_validate(_nest({entry.path: entry for entry in given} | entries))
@@ -105,7 +106,7 @@ def _flatten(
     lines: Mapping[str, int] | None = None,
     prefix: str = "",
 ) -> Iterator[Entry]:
-    """Every value of nested mappings by its dotted path. A mapping that is a key's value replaces an earlier one."""
+    """Every value of nested mappings by its dotted path. A mapping as the value of a key replaces an earlier one."""
     for name, value in mapping.items():
         path = f"{prefix}{name}"
         if value is None and ":" in name:
@@ -147,8 +148,7 @@ def _nest(found: Mapping[str, Entry]) -> dict[str, Any]:
 
 
 def _at_home(path: str, value: Any) -> Any:
-    """A value with `~` or `~user` at the beginning of a path in it written out, also in `model:~/runs/rm`; what is said
-    to a model is left as it is."""
+    """A value with `~` or `~user` at the start of a path expanded, also in `model:~/runs/rm`; prompts are unchanged."""
     if path.rpartition(".")[2] in SPOKEN:
         return value
     if isinstance(value, list | tuple):
@@ -170,7 +170,7 @@ def _where(entries: Sequence[Entry]) -> str | None:
 
 
 def _explain(error: ErrorDetails, found: Mapping[str, Entry], tree: type[Config]) -> NovaError:
-    """The first thing pydantic found wrong, in one sentence."""
+    """pydantic's first error in one sentence."""
     parts = [str(part) for part in error["loc"]]
     path = ".".join(parts)
     entry = next((found[key] for size in range(len(parts), 0, -1) if (key := ".".join(parts[:size])) in found), None)
@@ -179,12 +179,12 @@ def _explain(error: ErrorDetails, found: Mapping[str, Entry], tree: type[Config]
     if error["type"] == "literal_error" and entry is not None and leaf is not None and leaf.values.endswith("or list"):
         what = f"must be {leaf.values}, got {_short(entry.value)}"
         example = entry.value if isinstance(entry.value, str) and "," in entry.value else "q_proj,v_proj"
-        fix = f"a list is written in brackets: {entry.given}=[{example:.60}]"
+        fix = f"write lists in brackets: {entry.given}=[{example:.60}]"
     counted = error["type"] in ("missing", "too_short", "too_long") and isinstance(error["input"], list | tuple)
     if counted and entry is not None:
         usual = keys(tree)[entry.path].default
         what = f"must be {len(usual)} values, got {_short(entry.value)}"
-        fix = f"write {entry.path}={list(usual)}, or others"
+        fix = f"for example {entry.path}={list(usual)}"
     return NovaError(what, where=entry.place if entry else path, fix=fix)
 
 
@@ -192,20 +192,20 @@ def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     got = _short(value)
     if kind == "missing":
-        return "is missing", f"write {path}=value, or {path}: value in a file"
+        return "is required", f"set {path}=value, or {path}: value in a file"
     if kind == "tuple_type":
         return f"must be a list, got {got}", "write it in brackets: [a, b]"
     if kind in ("dict_type", "model_type"):
         several = "write reward=file.py:name, or reward.a.source=a.py:x reward.b.source=b.py:y reward.b.weight=0.5"
-        return f"must be keys with values, got {got}", several if path == "reward" else "write name: value"
+        return f"must be a mapping, got {got}", several if path == "reward" else "write name: value"
     if kind == "too_short":
-        return "must not be empty", "leave it out"
+        return "must not be empty", "remove it"
     if kind == "extra_forbidden":
-        return "unknown key", "leave it out"
+        return "unknown key", "remove it"
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(", | or ", context["expected"])]
         near = nearest(str(value), choices)
-        return f"must be {context['expected']}, got {got}", f"did you mean {near}?" if near else "write one of these"
+        return f"must be {context['expected']}, got {got}", f"did you mean {near}?" if near else "use one of these"
     if kind in ("int_type", "int_from_float"):
         return f"must be a whole number, got {got}", "write digits only"
     if kind == "float_type":
@@ -217,7 +217,7 @@ def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
     if kind == "string_type":
         return f"must be text, got {got}", "put it in quotes"
     if kind == "string_too_short":
-        return "must not be empty", "write a name, or leave it out"
+        return "must not be empty", "write a name, or remove it"
     if kind == "string_pattern_mismatch":
         return f"must be auto, cpu, cuda, cuda:N, mps or xpu, got {got}", "write auto"
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
@@ -229,11 +229,11 @@ def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
             "less_than_equal": "at most",
         }[kind]
         return f"must be {word} {limit}, got {got}", "choose a value in this range"
-    if kind == "too_cold":
-        return f"must be 0 or at least {context['least']}, got {got}", "for greedy answers write 0"
+    if kind == "temperature":
+        return f"must be 0 or at least {context['least']}, got {got}", "use 0 for greedy decoding"
     if kind == "value_error":
         return f"{context['error']}, got {got}", "write key: value"
-    return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {got}", "see its line in docs/names.md"
+    return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {got}", "see docs/names.md"
 
 
 def _short(value: Any) -> str:

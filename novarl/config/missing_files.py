@@ -1,4 +1,4 @@
-"""Files that a configuration names, and that are not where it is read."""
+"""Files that a configuration names but that do not exist."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ _FILE = re.compile(
     r"(?P<path>.+\.(?:py|jsonl|json|csv|parquet|arrow|gz))(?::\w+)?|(?P<place>(?:/|~|\.\.?/).*)", re.DOTALL
 )
 _OTHER = frozenset({"run_dir", "prompt", "system", "stop"})
-"""Keys whose text names no file that must be there: what is written, and what is said."""
+"""Keys whose values are not input files: outputs and prompts."""
 
 
-def absent(config: Config) -> list[str]:
-    """In words, a note for each file that a run would look for in vain. What may be the name of something on the hub is
-    not looked for."""
+def missing_files(config: Config) -> list[str]:
+    """A note for each missing file. Names that may be hub ids are not checked."""
     named = _texts(to_dict(config), "")
-    return [
-        f"there is no {path} here, which {key} names" for key, path in named if not Path(path).expanduser().exists()
-    ]
+    return [f"{key}: {path} does not exist" for key, path in named if not Path(path).expanduser().exists()]
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:

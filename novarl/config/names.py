@@ -1,4 +1,4 @@
-"""From the names that the user gave to our own: aliases resolved, unknown names refused with what is known of them."""
+"""Translates the names in a configuration to NovaRL's own: resolves aliases and refuses unknown names with a hint."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from novarl.core.errors import NovaError, NovaErrors
 Kind = TypeVar("Kind", Alias, Fixed, Hint)
 
 _REFERS = re.compile(r"\$\{\w+(\.\w+)+\}")
-"""OmegaConf's way to name another key in a value."""
+"""OmegaConf's syntax for a reference to another key."""
 _OBJECTIVES, _WEIGHTS = "multi_objective.objectives", "multi_objective.objective_weights"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One value that the user gave: for which key, under which name, and where."""
+    """One value of the user's: its key, the name it was given under, and its source."""
 
     path: str
     value: Any
@@ -44,15 +44,15 @@ class Entry:
 
     @property
     def place(self) -> str:
-        """What an error says of it: `configs/x.yaml:3 kl_coef (here kl.coef)`."""
+        """The place shown in an error: `configs/x.yaml:3 kl_coef (NovaRL: kl.coef)`."""
         line = f":{self.line}" if self.line else ""
-        name = self.given if self.given == self.path else f"{self.given} (here {self.path})"
+        name = self.given if self.given == self.path else f"{self.given} (NovaRL: {self.path})"
         return f"{self.source}{line} {name[:120]}"
 
 
 @cache
 def meanings(tree: type[Config]) -> dict[str, tuple[Row, ...]]:
-    """The rows of one kind of run by name: one, or one of each project in which the name means something else."""
+    """The rows of one kind of run by name: one, or one per project if the name has several meanings."""
     own = keys(tree)
     found: dict[str, tuple[Row, ...]] = {}
     for row in all_rows():
@@ -63,12 +63,12 @@ def meanings(tree: type[Config]) -> dict[str, tuple[Row, ...]]:
 
 
 def active(tree: type[Config]) -> dict[str, Alias]:
-    """The aliases of one kind of run that have one meaning, by their old name."""
+    """The aliases of one kind of run with a single meaning, by their old name."""
     return _only(tree, Alias)
 
 
 def fixed(tree: type[Config]) -> dict[str, Fixed]:
-    """The names of one kind of run that are accepted at one value."""
+    """The names of one kind of run that are accepted with one value only."""
     return _only(tree, Fixed)
 
 
@@ -83,7 +83,7 @@ def _only(tree: type[Config], kind: type[Kind]) -> dict[str, Kind]:
 
 
 def rows_of(name: str, tree: type[Config]) -> tuple[Row, ...]:
-    """The rows that speak of a name: its own, or the hint about what it lies within."""
+    """The rows about a name: its own, or the hint about a section that contains it."""
     known = meanings(tree)
     around = (known[path] for path in upwards(name) if path in known)
     found = next(around, ())
@@ -91,27 +91,27 @@ def rows_of(name: str, tree: type[Config]) -> tuple[Row, ...]:
 
 
 def meant(entry: Entry, tree: type[Config], projects: Iterable[str]) -> Row | None:
-    """The row of an entry, None for a name of ours or an unknown one. NovaError for a name that means something else in
-    another project, unless the other names show whose it is."""
+    """The row of an entry; None for NovaRL's own names and unknown ones. NovaError for a name with several meanings,
+    unless the other names in the configuration show which project it comes from."""
     if entry.path in keys(tree):
         return None
     rows = rows_of(entry.path, tree)
     fitting = [row for row in rows if row.source in projects] if len(rows) > 1 else rows
     if len(rows) > 1 and len(fitting) != 1:
         what, fix = ("; ".join(f"{row.source}: {explained(row)[part]}" for row in rows) for part in (0, 1))
-        raise NovaError(f"it has several meanings: {what}", where=entry.place, fix=fix)
+        raise NovaError(f"this name is ambiguous: {what}", where=entry.place, fix=fix)
     return fitting[0] if fitting else None
 
 
 def explained(row: Row) -> tuple[str, str]:
-    """What a name means by a row, and what to write."""
+    """The meaning of a name according to a row, and what to write instead."""
     if isinstance(row, Alias):
         return row.means, f"set {', '.join(row.new)}"
     return (row.what, row.fix) if isinstance(row, Hint) else (row.reason, "remove this key")
 
 
 def projects_of(entries: Iterable[Entry], tree: type[Config]) -> frozenset[str]:
-    """The projects that have names which no other project and no command of ours has."""
+    """The projects identified by names that no other project and no NovaRL command uses."""
     found = {READ_TOGETHER.get(entry.path) for entry in entries if entry.path not in keys(tree)}
     for entry in entries:
         rows = () if entry.path in keys(tree) else rows_of(entry.path, tree)
@@ -130,8 +130,8 @@ def ignored(entries: Iterable[Entry], tree: type[Config]) -> list[str]:
 
 
 def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
-    """The entries under our own names; of two for one key the later source wins, within one source it is an error.
-    What cannot be is said of every entry at once."""
+    """The entries under NovaRL's own names. If a key is set twice, the later source wins; within one source it is an
+    error. Errors of all entries are reported at once."""
     found: dict[str, Entry] = {}
     implied: dict[str, tuple[Alias, Entry]] = {}
     needed: list[tuple[Alias, Entry]] = []
@@ -149,7 +149,7 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
             continue
         for path, value in translated.items():
             _add(found, replace(entry, path=path, value=value))
-            # What an earlier value implied, this one may not.
+            # This value may not imply what an earlier one did.
             implied = {to: (by, old) for to, (by, old) in implied.items() if path not in by.new or by.still(to, value)}
         if isinstance(row, Alias):
             needed += [(row, entry)] if row.needs and any(translated.values()) else []
@@ -173,7 +173,7 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
 
 
 def _is_unset(entry: Entry, tree: type[Config]) -> bool:
-    """Whether a name says what saying nothing does, as in a list of all of a project's settings."""
+    """Whether the value is the project's way to leave the setting unset, as in a dump of all its settings."""
     rows = () if entry.path in keys(tree) else rows_of(entry.path, tree)
     if not rows or entry.value is not None:
         return bool(rows) and all(isinstance(row, Alias) and entry.value in row.unset for row in rows)
@@ -182,12 +182,12 @@ def _is_unset(entry: Entry, tree: type[Config]) -> bool:
 
 
 def translate(entry: Entry, row: Row | None, tree: type[Config]) -> dict[str, Any]:
-    """What an entry sets, under our own names. NovaError for a name that is refused, or that nobody knows."""
+    """What an entry sets, under NovaRL's own names. NovaError for refused and unknown names."""
     name, value = entry.path, entry.value
     if isinstance(row, Ignored):
         return {}
     if isinstance(value, str) and (refers := _REFERS.search(value)):
-        what = f"{refers[0]:.60} stands for the value of another key, and is not resolved here"
+        what = f"{refers[0]:.60} refers to another key, which is not supported"
         raise NovaError(what, where=entry.place, fix="write the value itself")
     if isinstance(row, Fixed):
         return _accept(entry, row)
@@ -199,7 +199,7 @@ def translate(entry: Entry, row: Row | None, tree: type[Config]) -> dict[str, An
         if isinstance(value, bool) and is_key(f"{name}.enabled", tree):
             return {f"{name}.enabled": value}
         if value not in (None, {}):
-            raise NovaError("this is a section, not a value", where=entry.place, fix=f"write {name}.key: value")
+            raise NovaError("this is a section, not a key", where=entry.place, fix=f"set {name}.KEY")
         return {}
     if not is_key(name, tree):
         raise _unknown(entry, tree)
@@ -221,14 +221,14 @@ def join(entries: list[Entry], tree: type[Config]) -> list[Entry]:
     epochs, per_epoch = last.get("epochs"), last.get("steps_per_epoch")
     if (only := epochs or per_epoch) is not None:
         if epochs is None or per_epoch is None:
-            fix = "give both, or steps"
-            raise NovaError("epochs and steps_per_epoch make up steps only together", where=only.place, fix=fix)
+            fix = "set both, or set steps"
+            raise NovaError("epochs and steps_per_epoch must be set together", where=only.place, fix=fix)
         for entry in (epochs, per_epoch):
             if type(entry.value) is not int or entry.value < 1:
                 raise NovaError(
-                    f"must be a whole number from 1, got {entry.value!r:.60}",
+                    f"must be a whole number of at least 1, got {entry.value!r:.60}",
                     where=entry.place,
-                    fix="write epochs=3 steps_per_epoch=8",
+                    fix="for example epochs=3 steps_per_epoch=8",
                 )
         product = replace(per_epoch, path="steps", given="epochs", value=epochs.value * per_epoch.value)
         entries = [
@@ -240,15 +240,15 @@ def join(entries: list[Entry], tree: type[Config]) -> list[Entry]:
 
 
 def _join_run_dir(entries: list[Entry], tree: type[Config]) -> list[Entry]:
-    """The project and the name of a run as its directory, unless that is given: `runs/PROJECT/EXPERIMENT`."""
+    """Project and experiment name as the run directory `runs/PROJECT/EXPERIMENT`, unless run_dir is set."""
     named = {RUN_NAMES[e.path]: e for e in entries if e.path in RUN_NAMES and e.value is not None}
     entries = [entry for entry in entries if entry.path not in RUN_NAMES]
     aliases = active(tree)
     if not named or any("run_dir" in (e.path, *(aliases[e.path].new if e.path in aliases else ())) for e in entries):
         return entries
     if "experiment" not in named:
-        fix = "write trainer.experiment_name too, or run_dir"
-        raise NovaError("a project holds several runs, and this one has no name", where=named["project"].place, fix=fix)
+        fix = "set trainer.experiment_name too, or set run_dir"
+        raise NovaError("the experiment name is missing", where=named["project"].place, fix=fix)
     for entry in named.values():
         if not isinstance(entry.value, str) or _REFERS.search(entry.value):
             raise NovaError(f"must be text, got {entry.value!r:.60}", where=entry.place, fix="write a name")
@@ -257,22 +257,22 @@ def _join_run_dir(entries: list[Entry], tree: type[Config]) -> list[Entry]:
 
 
 def _join_rewards(entries: list[Entry]) -> list[Entry]:
-    """`reward_funcs: [a.py:x, b.py:y]` and `reward_weights: [1, 0.5]`, which have the same order, as rewards by name.
-    They stand where the later of the two does."""
+    """`reward_funcs: [a.py:x, b.py:y]` and `reward_weights: [1, 0.5]`, in the same order, as rewards by name. They take
+    the place of the later of the two."""
     last = {entry.path: entry for entry in entries}
     listed, weights = last.get("reward_funcs"), last.get("reward_weights")
     if weights is None and (listed is None or not isinstance(listed.value, list)):
         return entries
     if listed is None:
-        fix = "write reward.NAME.weight=0.5"
-        raise NovaError("it goes with reward_funcs, and there is none", where=last["reward_weights"].place, fix=fix)
+        fix = "set reward.NAME.weight=0.5"
+        raise NovaError("reward_weights needs reward_funcs", where=last["reward_weights"].place, fix=fix)
     sources = listed.value if isinstance(listed.value, list) else [listed.value]
     named = [name for source in sources if isinstance(source, str) for name in rewards_by_name(source)]
     if not sources or len(set(named)) < len(sources):
         raise NovaError(
-            f"must be functions of different names, got {listed.value!r:.60}",
+            f"must be functions with different names, got {listed.value!r:.60}",
             where=listed.place,
-            fix="write reward.a.source=a.py:x reward.b.source=b.py:y reward.b.weight=0.5",
+            fix="set reward.a.source=a.py:x reward.b.source=b.py:y reward.b.weight=0.5",
         )
     joined = [replace(listed, path="reward", value={})]
     joined += [
@@ -280,16 +280,16 @@ def _join_rewards(entries: list[Entry]) -> list[Entry]:
     ]
     if weights is not None:
         if not isinstance(weights.value, list) or len(weights.value) != len(named):
-            what = f"must be a list with a weight for each of reward_funcs, got {weights.value!r:.60}"
-            raise NovaError(what, where=weights.place, fix=f"write {[1.0] * len(named)}, or others")
+            what = f"must be a list with one weight per function in reward_funcs, got {weights.value!r:.60}"
+            raise NovaError(what, where=weights.place, fix=f"for example {[1.0] * len(named)}")
         weighed = zip(named, weights.value, strict=True)
         joined += [replace(weights, path=f"reward.{name}.weight", value=weight) for name, weight in weighed]
     end = max(at for at, entry in enumerate(entries) if entry is listed or entry is weights)
     for at, entry in enumerate(entries):
         whole = entry.path == "reward" or (entry.path.startswith("reward.") and at < end)
         if whole and entry.source == listed.source:
-            what = f"{entry.given} and reward_funcs both say what the rewards are"
-            raise NovaError(what, where=listed.place, fix="leave one of them out")
+            what = f"{entry.given} and reward_funcs both set the rewards"
+            raise NovaError(what, where=listed.place, fix="remove one of them")
     pair = ("reward_funcs", "reward_weights")
     before, after = ([e for e in part if e.path not in pair] for part in (entries[:end], entries[end:]))
     return [*before, *joined, *after]
@@ -319,7 +319,7 @@ def _join_adapters(entries: list[Entry], tree: type[Config]) -> list[Entry]:
 
 
 def _join_kl(entries: list[Entry]) -> list[Entry]:
-    """Of RL2's estimators, the one whose place `kl.type` names; without a `kl.type`, one alone says the place too."""
+    """RL2's KL estimator for the place set by `kl.type`. Without `kl.type`, a single estimator also sets the place."""
 
     def place(entry: Entry) -> str | None:
         parent, _, name = entry.path.rpartition(".")
@@ -338,8 +338,8 @@ def _join_kl(entries: list[Entry]) -> list[Entry]:
 
 
 def _join_objectives(entries: list[Entry]) -> list[Entry]:
-    """`objectives: [reward, kl_penalty]` and `objective_weights: {reward: 1, kl_penalty: -0.1}` as our objectives by
-    name. Within a source the weights come last, since they are about the list wherever they stand."""
+    """`objectives: [reward, kl_penalty]` and `objective_weights: {reward: 1, kl_penalty: -0.1}` as objectives by name.
+    Within a source the weights are applied last, since they refer to the list."""
     if not any(entry.path.startswith("multi_objective.") for entry in entries):
         return entries
     order = list(dict.fromkeys(entry.source for entry in entries))
@@ -358,22 +358,22 @@ def _join_objectives(entries: list[Entry]) -> list[Entry]:
 
 
 def _listed(entry: Entry) -> list[Entry]:
-    """A list of names as objectives with the directions that these have."""
+    """A list of names as objectives with their known directions."""
     found = [replace(entry, value={})]
     for given in entry.value:
         name = OBJECTIVE_NAMES.get(given, given) if isinstance(given, str) else None
         if name not in DIRECTIONS:
             raise NovaError(
-                f"{given!r:.60} has no direction: nothing says whether more of it is better",
+                f"the direction of objective {given!r:.60} is unknown",
                 where=entry.place,
-                fix=f"write {_OBJECTIVES}: {{name: {{direction: max}}}}, or min",
+                fix=f"set {_OBJECTIVES}: {{name: {{direction: max}}}}, or min",
             )
         found.append(replace(entry, path=f"{_OBJECTIVES}.{name}.direction", value=DIRECTIONS[name]))
     return found
 
 
 def _weight(entry: Entry) -> Entry:
-    """A weight without the sign that its objective's direction says already."""
+    """A weight without the sign that the objective's direction already implies."""
     given = entry.path.removeprefix(f"{_WEIGHTS}.")
     name, value = OBJECTIVE_NAMES.get(given, given), entry.value
     if DIRECTIONS.get(name) == "min" and isinstance(value, int | float) and not isinstance(value, bool):
@@ -382,13 +382,13 @@ def _weight(entry: Entry) -> Entry:
 
 
 def _add(found: dict[str, Entry], entry: Entry) -> None:
-    """Add an entry; what lies within its path, or around it, gives way."""
+    """Add an entry; it replaces entries within its path and around it."""
     earlier = found.get(entry.path)
     if earlier and earlier.source == entry.source and earlier.given != entry.given and earlier.value != entry.value:
         raise NovaError(
-            f"{earlier.given} and {entry.given} are two names of {entry.path} and disagree",
+            f"{earlier.given} and {entry.given} are both names of {entry.path} but have different values",
             where=entry.place,
-            fix="leave one of them out",
+            fix="remove one of them",
         )
     for path in list(found):
         if path.startswith(f"{entry.path}.") or entry.path.startswith(f"{path}."):
@@ -403,17 +403,17 @@ def _value(path: str, value: Any) -> Any:
 
 
 def _partners(entry: Entry, alias: Alias) -> dict[str, Any]:
-    """By our keys, what an alias's value is here."""
+    """The NovaRL values of an alias, by key."""
     if not alias.each:
         return dict.fromkeys(alias.new, _partner(entry, alias))
     if not isinstance(entry.value, list) or len(entry.value) != len(alias.new):
         what = f"must be {len(alias.new)} values, got {entry.value!r:.60}"
-        raise NovaError(what, where=entry.place, fix=f"write {alias.old}={alias.example}, or others")
+        raise NovaError(what, where=entry.place, fix=f"for example {alias.old}={alias.example}")
     return dict(zip(alias.new, entry.value, strict=True))
 
 
 def _partner(entry: Entry, alias: Alias) -> Any:
-    """What an alias's value is here."""
+    """The NovaRL value of an alias."""
     if alias.convert:
         return alias.convert(entry.value)
     if not alias.values:
@@ -439,17 +439,15 @@ def _unknown(entry: Entry, tree: type[Config]) -> NovaError:
     name = entry.path
     around = next((path for path in keys(tree) if name.startswith(f"{path}.")), None)
     if around:
-        return NovaError(
-            f"{around} is one value and has no keys of its own", where=entry.place, fix=f"write {around}: value"
-        )
+        return NovaError(f"{around} is a single value and has no keys", where=entry.place, fix=f"set {around}: value")
     within = nearest(name, [path for path in keys(tree) if path.endswith(f".{name}")])
     if within:
         return NovaError("unknown key", where=entry.place, fix=f"did you mean {within}?")
     if elsewhere := [kind for kind, other in TREES.items() if name in keys(other) or _has_alias(name, other)]:
-        fix = f"it is for novarl {', '.join(elsewhere)}: leave it out"
+        fix = f"only novarl {', '.join(elsewhere)} has it: remove it"
         return NovaError("unknown key", where=entry.place, fix=fix)
     near = nearest(name, [*keys(tree), *sections(tree)]) or nearest(name, [*active(tree), *fixed(tree)])
-    fix = f"did you mean {near}?" if near else "docs/names.md lists every key"
+    fix = f"did you mean {near}?" if near else "docs/names.md lists all keys"
     return NovaError("unknown key", where=entry.place, fix=fix)
 
 

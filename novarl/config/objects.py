@@ -1,7 +1,7 @@
-"""A configuration from Python: keyword arguments, some of whose values are objects that no file can hold.
+"""A configuration from Python keyword arguments, some of which may be objects that cannot be written to a file.
 
-Each object gets a name, `python:<what it is>`, which is what the configuration and config.yaml say; the object itself
-travels with the configuration (`Config.object`).
+Each object gets a name, `python:<name>`, which is the value in the configuration and in config.yaml; the object itself
+is kept with the configuration (`Config.object`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Tree = TypeVar("Tree", bound=Config)
 PREFIX = "python:"
 PLAIN = (str, int, float, bool, type(None))
 OBJECTS = ("model", "tokenizer", "data", "eval.data", "engine", "rollout.env_path")
-"""Keys whose values may be objects; beside them `reward` takes functions, and so do these:"""
+"""Keys whose values may be objects. `reward` and the keys in `FUNCTIONS` also take functions."""
 FUNCTIONS = ("loss.surrogate", "adv.estimator")
 REWARDS = ("reward_funcs", "reward_fn")
 """Other libraries' names of `reward`, for a function or a list of functions."""
 
 
 def is_object(text: object) -> bool:
-    """Whether a value names an object instead of a file or a model."""
+    """Whether a value is the name of a Python object."""
     return isinstance(text, str) and text.startswith(PREFIX)
 
 
 def from_python(tree: type[Tree], settings: Mapping[str, Any], where: str) -> Tree:
-    """The configuration that keyword arguments describe: nested dictionaries, dotted names and every alias of the
-    command line. NovaError as for a file, with `where` in the place of the file's name."""
+    """The configuration described by keyword arguments: nested dictionaries, dotted names and all aliases that the
+    command line knows. Errors are the same as for a file, with `where` instead of the file's name."""
     objects: dict[str, Any] = {}
     settings = {_object_key(name, value, tree): value for name, value in settings.items()}
     values = {name: _plain(name, value, objects) for name, value in settings.items()}
@@ -55,7 +55,7 @@ def _object_key(name: str, value: Any, tree: type[Config]) -> str:
 
 
 def _plain(path: str, value: Any, objects: dict[str, Any]) -> Any:
-    """The value as a file would hold it; what no file can hold is put into `objects`."""
+    """The value in the form of a configuration file; objects are stored in `objects`."""
     if isinstance(value, Path):
         return str(value)
     if path in REWARDS and callable(value):
@@ -74,15 +74,15 @@ def _plain(path: str, value: Any, objects: dict[str, Any]) -> Any:
         return [_plain(path, part, objects) for part in value]
     if isinstance(value, PLAIN):
         return value
-    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a number of numpy's or torch's
+    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # a NumPy or torch scalar
         return value.item()
     raise NovaError(
-        f"must be a plain value, got {type(value).__name__}", where=path, fix="write a number, text, a list or a dict"
+        f"must be a plain value, got {type(value).__name__}", where=path, fix="use a number, a string, a list or a dict"
     )
 
 
 def _reward(path: str, value: Any, objects: dict[str, Any]) -> Any:
-    """`reward` as one function, several, or several by name, each a function, a name or a file, with its settings."""
+    """`reward` as a function, a list, or a mapping by name; each is a function, a name or a file, with its settings."""
     if callable(value):
         return {_name(value): {"source": _named(f"reward.{_name(value)}", value, objects)}}
     if isinstance(value, list | tuple):
@@ -92,7 +92,7 @@ def _reward(path: str, value: Any, objects: dict[str, Any]) -> Any:
             one = one if isinstance(one, dict) else {str(one).rpartition(":")[2]: {"source": one}}
             if twice := merged.keys() & one.keys():
                 fix = "name them: reward={'first': ..., 'second': ...}"
-                raise NovaError(f"two rewards are called {min(twice)!r}", where="reward", fix=fix)
+                raise NovaError(f"two rewards are named {min(twice)!r}", where="reward", fix=fix)
             merged |= one
         return merged
     if isinstance(value, Mapping):

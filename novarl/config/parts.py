@@ -1,8 +1,8 @@
-"""The sections of a configuration: what `optim.*`, `rollout.*`, `kl.*` and the others hold.
+"""The sections of a configuration: `optim.*`, `rollout.*`, `kl.*` and the others.
 
 Every value is checked when the tree is built: unknown keys, wrong types and values out of range are refused. Types are
-strict: a number in quotes is text, not a number. `null` means that the default depends on something else, which the
-key's description names.
+strict: a number in quotes is text. `null` means that the default depends on other settings; the key's description says
+which.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ AtLeast0 = Annotated[float, Field(ge=0.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Text = Annotated[str, Field(min_length=1)]
 OwnFunction = Annotated[str, Field(pattern=r"\.py\b")]
-"""A function in a file of the user's: `file.py:name`."""
+"""A function in a user's file: `file.py:name`."""
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 
 
 class Node(BaseModel):
-    """A frozen group of keys. A contradiction between two of them raises NovaError, naming the first."""
+    """A frozen group of keys. Two values that contradict each other raise a NovaError that names the first."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -37,65 +37,67 @@ class Node(BaseModel):
         allow_inf_nan=False,
         validate_default=True,
         protected_namespaces=(),
-        defer_build=True,  # of some thirty groups a command needs a few
+        defer_build=True,  # each command needs only a few of about thirty groups
     )
 
 
 def refuse(when: bool, key: str, what: str, fix: str) -> None:
-    """Raise the contradiction `what` about `key` where `when` holds."""
+    """Raise NovaError `what` about `key` if `when` is true."""
     if when:
         raise NovaError(what, where=key, fix=fix)
 
 
 def _all_tokens(value: Any) -> Any:
-    """-1 is 0 in other libraries."""
+    """Other libraries write -1 for 0."""
     return 0 if value == -1 and not isinstance(value, bool) else value
 
 
 class Sampled(Node):
-    """A distribution to sample from; the three filters apply in this order, each to what the one before it left."""
+    """The sampling distribution. The filters apply in the order top_k, top_p, min_p, each to the tokens left by the one
+    before."""
 
     temperature: AtLeast0 = 1.0
-    """0 is greedy; else at least 1e-4."""
+    """Sampling temperature. 0 is greedy decoding; any other value must be at least 1e-4."""
     top_k: Annotated[Whole, BeforeValidator(_all_tokens)] = 0
-    """Only the k likeliest tokens; 0 or -1: all."""
+    """Sample from the k most likely tokens only. 0 or -1: all tokens."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Only the likeliest tokens that together hold this probability."""
+    """Sample from the smallest set of tokens whose total probability is at least top_p."""
     min_p: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Only tokens at least this likely, relative to the likeliest."""
+    """Minimum probability of a token, relative to the most likely token."""
 
     @field_validator("temperature")
     @classmethod
-    def _is_not_too_cold(cls, value: float) -> float:
+    def _is_not_too_small(cls, value: float) -> float:
         if 0 < value < COLDEST:
-            raise PydanticCustomError("too_cold", "must be 0 or at least {least}", {"least": f"{COLDEST:g}"})
+            raise PydanticCustomError("temperature", "must be 0 or at least {least}", {"least": f"{COLDEST:g}"})
         return value
 
 
 class Talk(Sampled):
-    """How `novarl sample` answers."""
+    """How `novarl sample` generates answers."""
 
     max_tokens: Count = 256
-    """The longest answer, in tokens."""
+    """Maximum number of tokens per answer."""
     stop: Texts = ()
     """Strings that end an answer."""
 
 
 class Episode(Node):
-    """How an answer is brought about, in training and in evaluation."""
+    """How answers are generated and scored."""
 
     max_tokens: Count | None = None
-    """The longest answer of one turn, in tokens; null: the task's, or 256 for a data file."""
+    """Maximum number of tokens per answer (per turn in multi-turn episodes). null: set by the task, or 256 for a data
+    file."""
     stop: Texts = ()
     """Strings that end an answer."""
     max_turns: Count = 1
-    """The most turns of the policy in an episode."""
+    """Maximum number of policy turns per episode."""
     env_path: Text | None = None
-    """A Python file with `interact(messages)`, and `reward_fn(messages, answer)` unless `reward` names another; with
-    reward=environment the reward is what `interact` returns: {"messages": [...], "reward": 1.0, "done": true}. At
-    max_turns=1 a file with `reward_fn` alone will do."""
+    """A Python file with `interact(messages)` for multi-turn episodes. It also provides `reward_fn(messages, answer)`
+    unless `reward` is set. With reward=environment, the reward is returned by `interact`: {"messages": [...], "reward":
+    1.0, "done": true}. With max_turns=1 a file with only `reward_fn` is enough."""
     max_batch: Count = 256
-    """The most answers that are sampled at the same time; changes speed and memory, never a result."""
+    """Maximum number of answers sampled at the same time. Affects speed and memory, never the results."""
     reward_timeout: Above0 = 10.0
     """Time limit in seconds for one call of a reward (for one answer; TRL's form: for all), after which its process is
     killed."""
@@ -103,113 +105,114 @@ class Episode(Node):
     """Processes that run a reward file. A slow function that is not async and takes one answer is spread over them.
     null: one for each core, at most 8. Set 1 if a score depends on earlier calls, more if calls wait for a server."""
     reward_memory: Count | None = None
-    """MB that each process of a reward of your own, or of env_path, may have (RLIMIT_DATA: what it has asked for, used
-    or not); null: no limit."""
+    """Memory limit in MB for each process of a custom reward or env_path (RLIMIT_DATA, allocated memory). null: no
+    limit."""
 
     @model_validator(mode="after")
-    def _turns_need_a_partner(self) -> Episode:
+    def _turns_need_an_environment(self) -> Episode:
         refuse(
             self.max_turns > 1 and self.env_path is None,
             "rollout.max_turns",
-            f"{self.max_turns} turns, yet nobody answers after the first",
-            "name a file with interact(messages) in rollout.env_path, or leave rollout.max_turns at 1",
+            f"rollout.max_turns={self.max_turns} needs an environment that replies to the policy",
+            "set rollout.env_path to a file with interact(messages), or use rollout.max_turns=1",
         )
         return self
 
 
 class Rollout(Episode, Sampled):
-    """How training answers are sampled. Under top_k, top_p or min_p the sampler records which tokens were possible, and
-    the learner's probabilities are those within them."""
+    """How training answers are sampled. With top_k, top_p or min_p, the sampler records the allowed tokens and the
+    learner's probabilities are normalized over them."""
 
     temperature: Annotated[float, Field(ge=COLDEST)] = 1.0
-    """The learner's log-probabilities are taken at this temperature too."""
+    """Sampling temperature. The learner's log-probabilities are computed at the same temperature."""
     staleness: Literal[0, 1] = 0
-    """1: while a step's answers are learnt from, a second process samples the next step's, from weights that are one
-    step old; corrected by importance weights (`correction`)."""
+    """1: a second process samples the next step's answers, with weights that are one step old, while the current step
+    is trained on. Importance weights correct for it (see `correction`)."""
     threads: Count | None = None
-    """With staleness=1: the second process's own CPU threads, beside `threads`; null: half of `threads`, so that both
-    together have as many."""
+    """CPU threads of the sampling process with staleness=1. null: half of `threads`, so that both processes together
+    use `threads`."""
 
     @model_validator(mode="after")
-    def _threads_need_a_process(self) -> Rollout:
+    def _threads_need_staleness(self) -> Rollout:
         refuse(
             self.threads is not None and self.staleness == 0,
             "rollout.threads",
-            "without rollout.staleness=1 answers are sampled by the process that learns, with its threads",
+            "without rollout.staleness=1 there is no separate sampling process",
             "add rollout.staleness=1, or set threads",
         )
         return self
 
 
 class Evaluation(Sampled):
-    """How good a policy is on held-out rows: greedy, and pass@k from samples at `eval.temperature`."""
+    """Evaluation on held-out rows: greedy decoding, and pass@k from samples at `eval.temperature`."""
 
     n: Count = 500
-    """The most held-out rows to answer."""
+    """Maximum number of held-out rows to evaluate."""
     k: Whole = 0
-    """Samples of each row for pass@1 ... pass@k, right from a reward of 1 on; 0: greedy only."""
+    """Samples per row for pass@1 to pass@k. A reward of at least 1 counts as correct; 0: greedy decoding only."""
 
     @model_validator(mode="after")
     def _samples_must_differ(self) -> Evaluation:
         refuse(
             self.k > 1 and self.temperature == 0,
             "eval.k",
-            f"pass@{self.k} at temperature 0 would compare {self.k} equal answers",
+            f"pass@{self.k} at temperature 0 would sample {self.k} identical answers",
             "set eval.temperature above 0, or eval.k=0",
         )
         return self
 
 
 class HeldOut(Evaluation):
-    """The evaluations of a training run: before, after and every `eval_every` steps."""
+    """Evaluation before and after training, and every `eval_every` steps."""
 
     n: Whole = 500
-    """The most held-out rows to answer; 0: the run is not evaluated."""
+    """Maximum number of held-out rows to evaluate. 0: no evaluation."""
     data: Text | None = None
-    """Held-out rows for `data`; null: some of its own rows are set aside. A task brings its own."""
+    """A data file of held-out rows. null: some rows of `data` are held out. Tasks have their own held-out rows."""
 
     @model_validator(mode="after")
-    def _there_is_something_to_answer(self) -> HeldOut:
+    def _evaluation_is_on(self) -> HeldOut:
         for name in ("k", "data"):
             refuse(
                 self.n == 0 and bool(getattr(self, name)),
                 f"eval.{name}",
-                "with eval.n=0 the run is not evaluated",
-                f"leave one of eval.n and eval.{name} out",
+                "eval.n=0 turns evaluation off",
+                f"remove eval.n or eval.{name}",
             )
         return self
 
 
 class Rows(Node):
-    """The held-out rows of supervised fine-tuning."""
+    """The held-out rows."""
 
     data: Text | None = None
-    """Held-out rows for `data`; null: some of its own rows are set aside. A task brings its own."""
+    """A data file of held-out rows. null: some rows of `data` are held out. Tasks have their own held-out rows."""
     n: Count = 500
-    """The most held-out rows to measure."""
+    """Maximum number of held-out rows to evaluate."""
 
 
 class Optim(Node):
-    """AdamW and its learning-rate schedule, counted in optimiser updates."""
+    """AdamW and its learning-rate schedule, counted in optimizer updates."""
 
     lr: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """null: one for models up to 256 wide, as the built-in ones, and one for others; `novarl explain` says which."""
+    """Peak learning rate. null: one default for models with a hidden size of at most 256 (such as the built-in ones)
+    and another for larger models; `novarl explain` prints the value."""
     weight_decay: AtLeast0 = 0.0
-    """On matrices only."""
+    """Weight decay, applied to matrices only."""
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)
-    """Memory of the first and the second moment."""
+    """Adam's decay rates of the first and second moment estimates."""
     eps: Above0 = 1e-8
-    """Added to the root of the second moment."""
+    """Adam's epsilon, added to the denominator."""
     max_grad_norm: AtLeast0 = 1.0
-    """Clip the gradient to this norm; 0: never."""
+    """Maximum gradient norm for clipping. 0: no clipping."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls after its warm-up."""
+    """Learning-rate schedule after the warmup."""
     warmup_steps: Whole = 0
     """Updates in which the learning rate rises from 0."""
     warmup_ratio: Share = 0.0
     """The same as a share of all updates, rounded up, in place of warmup_steps."""
     min_lr_ratio: Share = 0.0
-    """What is left of the learning rate at the end."""
+    """Final learning rate of the schedule as a fraction of the peak."""
 
     @model_validator(mode="after")
     def _schedule_is_clear(self) -> Optim:
@@ -222,52 +225,52 @@ class Optim(Node):
         refuse(
             self.schedule == "constant" and self.min_lr_ratio > 0,
             "optim.min_lr_ratio",
-            "a constant learning rate never falls",
-            "use optim.schedule=linear or cosine, or leave optim.min_lr_ratio out",
+            "the constant schedule does not decay the learning rate",
+            "use optim.schedule=linear or cosine, or remove optim.min_lr_ratio",
         )
         return self
 
 
 class Lora(Node):
-    """Low-rank adapters: the model stays as it is, and two thin matrices beside each of its layers are trained."""
+    """Low-rank adapters (LoRA): the base model is frozen and low-rank matrices beside its linear layers are trained."""
 
     rank: Whole = 0
-    """Columns of the thin matrices; 0: no adapters, all weights are trained."""
+    """Rank of the adapters. 0: no adapters, all weights are trained."""
     alpha: Above0 = 16.0
-    """The adapters' share of a layer's output is scaled by alpha / rank."""
+    """Scaling: the adapter's output is multiplied by alpha / rank."""
     target: Annotated[Literal["all-linear"] | Texts, Field(union_mode="left_to_right")] = "all-linear"
-    """The layers, by the last parts of their names, such as [q_proj, v_proj]; all-linear: every one but the head."""
+    """Layers with adapters, by the last parts of their names, such as [q_proj, v_proj]. all-linear: every linear layer
+    except the output head."""
 
 
 class Micro(Node):
-    """How a batch is cut to fit in memory; the gradient does not depend on it."""
+    """How a batch is split to fit in memory. The gradient does not depend on it."""
 
     max_tokens: Count = 2048
-    """The most tokens in one forward and backward pass, counting once what neighbours share; 2048 suits the caches of a
-    CPU, 16384 a GPU."""
+    """Maximum number of tokens in one forward and backward pass. Shared prefixes count once. 2048 suits a CPU's caches,
+    16384 a GPU."""
     logprob_chunk: Count | None = None
-    """Tokens whose logits exist at the same time, those of the last chunk until the backward pass; null: as many as
-    have 256 MiB of them."""
+    """Maximum number of tokens whose logits are held in memory at once. null: as many as fit in 256 MiB."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    """Recompute activations in the backward pass to save memory at the cost of time."""
 
 
 class Log(Node):
-    """What a run reports beside metrics.jsonl and events.jsonl."""
+    """What a run reports in addition to metrics.jsonl and events.jsonl."""
 
     console: bool = True
-    """A live line, or plain lines in a pipe."""
+    """Print progress: a live line in a terminal, plain lines in a pipe."""
     tensorboard: bool = True
-    """Curves under tb/."""
+    """Write TensorBoard event files to tb/."""
 
 
 class RolloutLog(Log):
-    """What a run with rollouts reports."""
+    """What an RL run reports in addition to metrics.jsonl and events.jsonl."""
 
     rollouts_every: Count | None = 10
-    """Write every answer, its rewards and its tokens to rollouts/ each so many steps; null: never."""
+    """Write all answers with their rewards and tokens to rollouts/ every N steps. null: never."""
     samples_every: Count | None = 10
-    """Print one answer each so many steps; null: never."""
+    """Print one answer every N steps. null: never."""
 
 
 BUILT_IN_REWARDS: dict[str, tuple[str, ...]] = {
@@ -280,35 +283,36 @@ BUILT_IN_REWARDS: dict[str, tuple[str, ...]] = {
     "get_repetition_penalty_reward": ("ngram_size", "max_penalty"),
     "environment": (),
 }
-"""The rewards that need no file, and the options of each: fields of `RewardSpec`."""
+"""The built-in rewards and the options of each; the options are fields of `RewardSpec`."""
 
 
 class RewardSpec(Node):
     """One of several rewards."""
 
     source: Text
-    """A built-in reward, or `file.py:name`; for a built-in reward under its own name it may be left out."""
+    """A built-in reward or `file.py:name`. May be omitted if the reward is named after a built-in one."""
     weight: float = 1.0
-    """Its weight in the sum that is trained on."""
+    """Weight in the sum that is trained on."""
     shortest: Whole | None = None
-    """length: fewer words are worth -2; null: 5."""
+    """length: answers with fewer words get -2. null: 5."""
     longest: Whole | None = None
-    """length: more words are worth -1; null: 20."""
+    """length: answers with more words get -1. null: 20."""
     tolerance: AtLeast0 | None = None
-    """math: numbers that are not both whole agree when |a - b| <= tolerance * max(1, |b|); null: to six decimals."""
+    """math: numbers match if |a - b| <= tolerance * max(1, |b|), unless both are whole. null: six decimals."""
 
     brevity_penalty_scale: AtLeast0 | None = None
-    """lexical: what a text without words loses; shorter texts lose in proportion. null: 0."""
+    """lexical: penalty of an empty text; shorter texts get a proportional penalty. null: 0."""
     target_words: Count | None = None
-    """lexical: from so many words on nothing is lost; null: 80."""
+    """lexical: number of words from which there is no penalty. null: 80."""
     max_completion_len: Count | None = None
-    """get_soft_overlong_punishment: an answer of more tokens is worth -1; to be set."""
+    """get_soft_overlong_punishment: longer answers (in tokens) get -1. Required."""
     soft_punish_cache: Whole | None = None
-    """get_soft_overlong_punishment: over so many tokens before that the reward falls from 0 to -1; to be set."""
+    """get_soft_overlong_punishment: length in tokens of the zone below the limit in which the reward falls from 0 to
+    -1. Required."""
     ngram_size: Count | None = None
-    """get_repetition_penalty_reward: tokens of an n-gram; null: 3."""
+    """get_repetition_penalty_reward: tokens per n-gram. null: 3."""
     max_penalty: Annotated[float, Field(le=0.0)] | None = None
-    """get_repetition_penalty_reward: what an answer of nothing but repetitions approaches; null: -1."""
+    """get_repetition_penalty_reward: the lowest reward, for an answer that only repeats itself. null: -1."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -318,8 +322,8 @@ class RewardSpec(Node):
 
 
 def rewards_by_name(value: Any) -> Any:
-    """`reward=length`, `reward=file.py:name`, `reward=file.py` and `reward=model:FOLDER` as a mapping of one; in a
-    mapping, text stands for `{source: text}`, and a built-in reward's name for its source."""
+    """Normalize `reward=length`, `reward=file.py:name`, `reward=file.py` and `reward=model:FOLDER` to a mapping with
+    one entry. In a mapping, a string means `{source: string}`, and a built-in reward needs no source."""
     if isinstance(value, str):
         function = "reward_fn" if value.endswith(".py") else value.rpartition(":")[2]
         value = {"model" if value.startswith("model:") else function: value}
@@ -336,7 +340,7 @@ def rewards_by_name(value: Any) -> Any:
 
 
 def check_rewards(rewards: dict[str, RewardSpec]) -> dict[str, RewardSpec]:
-    """Refuse an option of another reward."""
+    """Refuse options that belong to another reward."""
     for name, spec in rewards.items():
         known = BUILT_IN_REWARDS.get(spec.source, ())
         for option in spec.options:
@@ -344,7 +348,7 @@ def check_rewards(rewards: dict[str, RewardSpec]) -> dict[str, RewardSpec]:
             refuse(
                 option not in known,
                 f"reward.{name}.{option}",
-                f"{option} is an option of reward {' and '.join(owners)}, and reward.{name}.source is {spec.source}",
-                "leave it out",
+                f"{option} is an option of reward {' and '.join(owners)}, but reward.{name}.source is {spec.source}",
+                "remove it",
             )
     return rewards

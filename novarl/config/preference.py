@@ -1,4 +1,4 @@
-"""Learning from preferences: the trees of `novarl dpo` and `novarl rm`."""
+"""Training on preferences: the trees of `novarl dpo` and `novarl rm`."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _COLUMNS = ("chosen_key", "rejected_key", "label_key")
 
 
 class PreferenceConfig(TrainConfig):
-    """What both have in common: rows that say what is better, and how often to go through them."""
+    """What both have in common: preference rows, and how often to go through them."""
 
     chosen_key: Text | None = None
-    """The column with the better answer; null: `chosen`."""
+    """Column with the chosen answer. null: `chosen`."""
     rejected_key: Text | None = None
-    """The column with the worse answer; null: `rejected`."""
+    """Column with the rejected answer. null: `rejected`."""
     completion_key: Text | None = None
-    """The column with an answer that has a label; null: found by its usual names."""
+    """Column with a labelled answer. null: detected by common names."""
     label_key: Text | None = None
-    """The column that says whether an answer or a text is good; null: `label`."""
+    """Column with the label (good or bad) of an answer or text. null: `label`."""
     text_key: Text | None = None
-    """The column with a text that has a label; null: `text`."""
+    """Column with a labelled text. null: `text`."""
     on_long: Literal["truncate", "keep_end", "refuse"] = "truncate"
-    """A row longer than `max_length`: its prompt loses its beginning (half of `max_length` is kept), then its answer
-    its end; keep_end: the same, but a text without a prompt loses its beginning; refuse: it is left out. Counted
-    whichever it is."""
+    """What to do with rows longer than `max_length`. truncate: shorten the prompt at its start (keeping half of
+    `max_length`), then the answer at its end; keep_end: the same, but texts without a prompt are shortened at the
+    start; refuse: skip the row. All are counted."""
     steps: Count | None = None
-    """Optimiser updates; null: as many as `epochs` takes."""
+    """Number of optimizer updates. null: as many as `epochs` takes."""
     epochs: Annotated[float, Field(gt=0.0)] | None = None
-    """How often to go through the rows; null: once, unless `steps` is given."""
+    """Number of passes over the rows. null: 1, unless `steps` is set."""
     batch_size: Count = 32
-    """Pairs, or labelled answers, in an update."""
+    """Pairs, or labelled answers, per update."""
     label_smoothing: Smoothing = 0.0
-    """The share of rows that are taken to say the opposite of the truth."""
+    """Assumed fraction of wrong labels."""
     log: Log = Log()
     eval: Rows = Rows()
 
@@ -47,48 +47,48 @@ class PreferenceConfig(TrainConfig):
         refuse(
             self.steps is not None and self.epochs is not None,
             "epochs",
-            f"steps={self.steps} and epochs={self.epochs} both say how long to train",
-            "leave one of them out",
+            f"steps={self.steps} and epochs={self.epochs} both set the length of training",
+            "remove one of them",
         )
         for name in _COLUMNS:
             column = getattr(self, name)
             refuse(
                 self.task is not None and column is not None,
                 name,
-                f"{name}={column} names a column of a data file, yet the rows come from task={self.task}",
-                "leave it out, or give data instead of task",
+                f"{name}={column} is a column of a data file, but the rows come from task={self.task}",
+                "remove it, or set data instead of task",
             )
         return self
 
     def _refuse_unused(self, name: str, given: bool, losses: tuple[str, ...], loss: str) -> None:
-        """Refuse a key that only other losses read."""
+        """Refuse a key that only other losses use."""
         refuse(
             given and loss not in losses,
             name,
-            f"loss={loss} does not read it",
-            f"leave it out, or use loss={' or '.join(losses)}",
+            f"loss={loss} does not use it",
+            f"remove it, or use loss={' or '.join(losses)}",
         )
 
 
 class DPOConfig(PreferenceConfig):
-    """Direct preference optimisation: a policy learns from pairs, or from labelled answers, without a reward model."""
+    """Direct preference optimization: trains a policy on pairs or labelled answers without a reward model."""
 
     kind: ClassVar[str] = "dpo"
 
     loss: Literal["sigmoid", "ipo", "dpop", "robust", "hinge", "simpo", "orpo", "kto"] = "sigmoid"
-    """sigmoid is DPO itself; simpo and orpo need no reference; kto learns from labelled answers, and takes a pair as
-    two."""
+    """The loss. sigmoid is standard DPO; simpo and orpo need no reference model; kto uses labelled answers and treats a
+    pair as two."""
     beta: Above0 | None = None
-    """How much a nat of log-ratio to the reference is worth (simpo: of log-probability a token; orpo: the weight of
-    the odds ratio); null: 0.1, simpo 2."""
+    """Scale of the log-ratio to the reference (simpo: of the mean log-probability; orpo: weight of the odds ratio).
+    null: 0.1, or 2 for simpo."""
     penalty: AtLeast0 | None = None
-    """dpop: what each nat costs by which the chosen answer falls below the reference; null: 50."""
+    """dpop: penalty per nat by which the chosen answer becomes less likely than under the reference. null: 50."""
     gamma: AtLeast0 | None = None
-    """simpo: what the chosen answer's reward must be ahead by; null: 0.5."""
+    """simpo: target margin between the chosen and the rejected reward. null: 0.5."""
     desirable_weight: Above0 | None = None
-    """kto: the weight of good answers; null: 1."""
+    """kto: weight of good answers. null: 1."""
     undesirable_weight: Above0 | None = None
-    """kto: the weight of bad answers; null: 1."""
+    """kto: weight of bad answers. null: 1."""
 
     @model_validator(mode="after")
     def _loss_reads_its_keys(self) -> DPOConfig:
@@ -101,26 +101,28 @@ class DPOConfig(PreferenceConfig):
         refuse(
             self.loss == "robust" and self.label_smoothing == 0.0,
             "label_smoothing",
-            "loss=robust corrects for labels that are wrong, and label_smoothing=0 says that none is",
-            "say how many are, as in label_smoothing=0.1, or use loss=sigmoid",
+            "loss=robust needs the fraction of wrong labels",
+            "set label_smoothing, for example to 0.1, or use loss=sigmoid",
         )
         return self
 
 
 class RMConfig(PreferenceConfig):
-    """A reward model: from pairs or labelled answers to a number that says how good an answer is."""
+    """A reward model, trained on pairs or labelled answers."""
 
     kind: ClassVar[str] = "rm"
 
     loss: Literal["bt", "bce", "implicit_ce", "implicit_dpo", "implicit_kto"] = "bt"
-    """bt: pairs, by a scalar head; bce: labels (a pair counts as two), by a scalar head; implicit_dpo (pairs),
-    implicit_ce and implicit_kto (labels): by the log-ratio to the starting model, which scores every token besides."""
+    """The loss. bt: pairs, with a scalar head; bce: labels (a pair counts as two), with a scalar head; implicit_dpo
+    (pairs), implicit_ce and implicit_kto (labels): the log-ratio to the initial model, which also scores every
+    token."""
     beta: Above0 | None = None
-    """implicit losses: how much a nat of log-ratio is worth; null: 0.05."""
+    """implicit losses: scale of the log-ratio. null: 0.05."""
     margin: AtLeast0 = 0.0
-    """bt, implicit_dpo: what the chosen answer must be ahead by, where the row has no `margin` of its own."""
+    """bt, implicit_dpo: target margin between the chosen and the rejected reward, for rows without their own
+    `margin`."""
     centring: AtLeast0 = 0.0
-    """bt: the weight of (chosen + rejected)^2, which keeps rewards around 0; 0.01 is usual."""
+    """bt: weight of (chosen + rejected)^2, which keeps rewards centred around 0. 0.01 is common."""
 
     @model_validator(mode="after")
     def _loss_reads_its_keys(self) -> RMConfig:

@@ -1,7 +1,7 @@
-"""PyTorch's libraries, mapped by a second thread while the configuration is read.
+"""Loads PyTorch's shared libraries in a second thread while the configuration is read.
 
-`import torch` spends much of its time in the dynamic linker, which needs no Python. What is loaded here, in which order
-and how is what `import torch` itself does first; where that fails, it is left to that, and to its messages.
+`import torch` spends much of its time in the dynamic linker, which does not need Python. The libraries are loaded in
+the same order and with the same flags as by `import torch`; errors are left to `import torch` to report.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ BEFORE = (
     *("_lzma", "_opcode", "_random", "_sha512", "_socket", "_struct", "_typing", "_uuid", "_zoneinfo", "array"),
     *("binascii", "math", "select", "yaml._yaml", "zlib"),
 )
-"""Compiled modules that reading a configuration needs: while a library is being mapped no other can be."""
+"""Compiled modules needed to read a configuration; only one library can be loaded at a time."""
 
 
 ACCELERATED = ("libtorch_cuda.so", "libtorch_hip.so", "libtorch_xpu.so")
-"""Builds that have one of these have an order of their own for the vendor's libraries, which is left to them."""
+"""Builds with one of these libraries load the vendor's libraries in their own order, which is left to them."""
 
 
 def preload() -> None:
-    """Begin, on Linux, if torch is not there yet and is a build for the CPU; with one core there is nothing to gain."""
+    """Start loading, on Linux with a CPU build of torch that is not imported yet and more than one core."""
     if sys.platform != "linux" or "torch" in sys.modules or len(os.sched_getaffinity(0)) == 1:
         return
     found = importlib.util.find_spec("torch")
@@ -38,15 +38,15 @@ def preload() -> None:
     for name in BEFORE:
         try:
             importlib.import_module(name)
-        except ImportError:  # built into the interpreter, or called otherwise there
+        except ImportError:  # built into the interpreter, or named differently
             continue
     _settle_pydantic()
-    # No daemon: a process that ended, as after a misspelt key, while a library is being set up would crash on its way.
+    # Not a daemon: a process that exits while a library is being initialized would crash.
     threading.Thread(target=_map, args=(folder,)).start()
 
 
 def _settle_pydantic() -> None:
-    """Let pydantic's core make what it keeps for each thread: that, too, waits for a library that is being mapped."""
+    """Let pydantic's core create its per-thread state, which would also wait for a library that is being loaded."""
     from pydantic_core import SchemaValidator, core_schema
 
     field = core_schema.model_field(core_schema.str_schema(pattern="^(a|b)$"))
@@ -54,7 +54,7 @@ def _settle_pydantic() -> None:
 
 
 def _map(folder: Path) -> None:
-    dlopen = ctypes.CDLL(None).dlopen  # called so, and not as ctypes.CDLL(path), it lets Python go on meanwhile
+    dlopen = ctypes.CDLL(None).dlopen  # unlike ctypes.CDLL(path), this call releases the GIL
     dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
     for name, how in (("libtorch_global_deps.so", os.RTLD_NOW | os.RTLD_GLOBAL), ("libtorch_cpu.so", os.RTLD_NOW)):
         if not dlopen(str(folder / name).encode(), how):

@@ -1,4 +1,4 @@
-"""Configurations that commands bring along."""
+"""Built-in configurations of commands."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ DEMO: Mapping[str, Any] = {
     "kl": {"type": "loss", "coef": 0.2},
     "log": {"samples_every": 6},
 }
-"""`novarl demo`: a byte-level model learns to sort, in under two minutes. configs/sort.yaml says why so."""
+"""`novarl demo`: a byte-level model learns to sort in under two minutes. configs/sort.yaml explains the settings."""

@@ -1,4 +1,4 @@
-"""One frozen, typed tree per kind of run. Class defaults are the vetted setting.
+"""One frozen, typed tree per kind of run. Class defaults are the recommended settings.
 
     RLConfig      novarl rl, novarl demo
     SFTConfig     novarl sft
@@ -7,7 +7,7 @@
     EvalConfig    novarl eval
     SampleConfig  novarl sample
 
-Everything below `build` takes the few values it needs and never sees a tree.
+Only `cli` and `compose` read a tree; all other packages receive plain values.
 """
 
 from __future__ import annotations
@@ -60,38 +60,38 @@ Rewards = Annotated[
 ]
 
 MOST_ANSWERS = 1 << 20
-"""Answers to one step's prompts: far more than runs take, far fewer than fill a machine."""
+"""Maximum number of answers per step: far more than any run needs, and few enough to fit in memory."""
 
 
 class RLConfig(TrainConfig):
-    """Reinforcement learning: sample, score, credit, update, sync."""
+    """Reinforcement learning."""
 
     kind: ClassVar[str] = "rl"
 
     answer_key: Text | None = None
-    """The column with the answer that rewards see; null: `answer` where there is one."""
+    """Column with the reference answer that is passed to rewards. null: `answer`, if there is one."""
     on_long: Literal["refuse", "truncate"] = "refuse"
-    """A prompt longer than `max_length` is counted and left out, or cut at its beginning."""
+    """What to do with prompts longer than `max_length`: skip and count them, or truncate them at the start."""
     algo: Text = "dr_grpo"
-    """A row of the table of algorithms; `adv`, `clip`, `correction`, `kl`, `entropy` and `loss` change its parts."""
+    """The algorithm. `adv`, `clip`, `correction`, `kl`, `entropy` and `loss` change its parts."""
     reward: Rewards | None = None
-    """A built-in reward, `file.py:name`, or several by name, each with `source`, `weight` and a built-in
-    reward's options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
+    """A built-in reward, `file.py:name`, or several rewards by name, each with `source`, `weight` and the options of a
+    built-in reward. Options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
     `target_words`; get_soft_overlong_punishment: `max_completion_len`, `soft_punish_cache`;
     get_repetition_penalty_reward: `ngram_size`, `max_penalty`. null: the task's."""
     steps: Count = 100
-    """Rollouts to learn from; each has `updates_per_rollout` optimiser updates."""
+    """Number of rollout phases. Each has `updates_per_rollout` optimizer updates."""
     warmup: Whole | None = None
-    """Supervised steps on the task's demonstrations before the first rollout; null: the task's for an untrained
-    built-in model, 0 for any other."""
+    """Supervised steps on the task's demonstrations before RL. null: set by the task for an untrained built-in model,
+    otherwise 0."""
     prompts_per_rollout: Count = 16
-    """Prompts in a step."""
+    """Prompts per step."""
     responses_per_prompt: Count = 8
-    """Answers sampled to each prompt."""
+    """Answers sampled per prompt (the group size)."""
     updates_per_rollout: Count | None = None
-    """Optimiser updates in a step; null: the algorithm's."""
+    """Optimizer updates per step. null: set by the algorithm."""
     epochs_per_rollout: Count = 1
-    """How often those updates go through the step's answers."""
+    """Passes over the step's answers in those updates."""
     rollout: Rollout = Rollout()
     adv: Advantage = Advantage()
     critic: Critic = Critic()
@@ -116,26 +116,26 @@ class RLConfig(TrainConfig):
         refuse(
             self.data is not None and bool(self.warmup),
             "warmup",
-            "warm-up learns from a task's demonstrations, and a data file has none",
-            "leave it out; fine-tune with novarl sft first",
+            "warmup trains on a task's demonstrations, and a data file has none",
+            "remove it, and fine-tune with novarl sft first",
         )
         refuse(
             self.data is not None and self.reward is None and self.rollout.env_path is None,
             "reward",
-            "nothing says how good an answer to a row of data is",
-            "write reward=file.py:name, or the name of a built-in reward",
+            "data needs a reward",
+            "set reward=file.py:name, or the name of a built-in reward",
         )
         refuse(
             self.lora.rank > 0 and self.kl.reference == "ema",
             "kl.reference",
-            "the moving average of adapters is not that of the weights they stand for",
+            "a moving average of adapters is not a moving average of the merged weights",
             "use kl.reference=start (the base without its adapters), or lora.rank=0",
         )
         refuse(
             self.eval.n == 0 and self.eval_every is not None,
             "eval_every",
-            "with eval.n=0 the run is not evaluated",
-            "leave one of the two out",
+            "eval.n=0 turns evaluation off",
+            "remove eval_every, or set eval.n above 0",
         )
         self._groups_are_large_enough()
         self._updates_divide()
@@ -146,13 +146,13 @@ class RLConfig(TrainConfig):
         refuse(
             alone and self.adv.estimator is not None and "group" in estimator(self.adv.estimator).needs,
             "adv.estimator",
-            f"{self.adv.estimator} compares the answers to one prompt, and responses_per_prompt=1 leaves no others",
+            f"{self.adv.estimator} compares several answers to a prompt, but responses_per_prompt is 1",
             "use responses_per_prompt=2 or more, or adv.estimator=mean",
         )
         refuse(
             alone and self.dynamic_sampling.enabled is True,
             "dynamic_sampling.enabled",
-            "with responses_per_prompt=1 every prompt's answers score the same, and all would be dropped",
+            "with responses_per_prompt=1 no group has different rewards, so all would be dropped",
             "use responses_per_prompt=2 or more, or dynamic_sampling.enabled=false",
         )
 
@@ -161,40 +161,40 @@ class RLConfig(TrainConfig):
         refuse(
             trajectories > MOST_ANSWERS,
             "prompts_per_rollout",
-            f"{trajectories:,} answers in a step are more than the {MOST_ANSWERS:,} that are held in memory at once",
-            "use fewer prompts_per_rollout or responses_per_prompt, and more steps",
+            f"{trajectories:,} answers per step exceed the maximum of {MOST_ANSWERS:,}",
+            "lower prompts_per_rollout or responses_per_prompt, and use more steps",
         )
         if self.updates_per_rollout is None:
             return
         refuse(
             self.updates_per_rollout % self.epochs_per_rollout != 0,
             "epochs_per_rollout",
-            f"{self.updates_per_rollout} updates cannot be shared evenly among {self.epochs_per_rollout} epochs",
+            f"{self.updates_per_rollout} updates cannot be split evenly into {self.epochs_per_rollout} epochs",
             "make updates_per_rollout a multiple of epochs_per_rollout",
         )
         refuse(
             self.updates_per_rollout // self.epochs_per_rollout > trajectories,
             "updates_per_rollout",
-            f"{trajectories} answers in a step cannot be shared among {self.updates_per_rollout} updates",
-            "use fewer updates, more epochs_per_rollout or more prompts_per_rollout",
+            f"{trajectories} answers per step are too few for {self.updates_per_rollout} updates",
+            "lower updates_per_rollout, or raise epochs_per_rollout or prompts_per_rollout",
         )
 
 
 class SFTConfig(TrainConfig):
-    """Supervised fine-tuning: the loss of every assistant turn."""
+    """Supervised fine-tuning on assistant turns."""
 
     kind: ClassVar[str] = "sft"
 
     completion_key: Text | None = None
-    """The column with the answer to learn; null: found by its usual names."""
+    """Column with the completion. null: detected by common names."""
     text_key: Text | None = None
-    """The column with texts to learn whole, without a prompt; null: `text`, where nothing else fits."""
+    """Column with plain text to train on, without a prompt. null: `text`, if no other format fits."""
     on_long: Literal["truncate", "refuse"] = "truncate"
-    """A row longer than `max_length` is cut at its end, or left out; counted either way."""
+    """What to do with rows longer than `max_length`: truncate them at the end, or skip them. Both are counted."""
     steps: Count | None = None
-    """Optimiser updates; null: as many as `epochs` takes."""
+    """Number of optimizer updates. null: as many as `epochs` takes."""
     epochs: Annotated[float, Field(gt=0.0)] | None = None
-    """How often to go through the rows; null: once, unless `steps` is given."""
+    """Number of passes over the rows. null: 1, unless `steps` is set."""
     batch_size: Count = 32
     """Rows in an update; they are packed end to end, without padding, and never see each other."""
     fsdp: bool = False
@@ -207,29 +207,29 @@ class SFTConfig(TrainConfig):
         refuse(
             self.steps is not None and self.epochs is not None,
             "epochs",
-            f"steps={self.steps} and epochs={self.epochs} both say how long to train",
-            "leave one of them out",
+            f"steps={self.steps} and epochs={self.epochs} both set the length of training",
+            "remove one of them",
         )
         return self
 
 
 class EvalConfig(RunConfig):
-    """Evaluation on held-out rows: greedy and pass@k, with intervals."""
+    """Evaluation on held-out rows: greedy decoding and pass@k, with confidence intervals."""
 
     kind: ClassVar[str] = "eval"
 
     answer_key: Text | None = None
-    """The column with the answer that rewards see; null: `answer` where there is one."""
+    """Column with the reference answer that is passed to rewards. null: `answer`, if there is one."""
     on_long: Literal["refuse", "truncate"] = "refuse"
-    """A prompt longer than `max_length` is counted and left out, or cut at its beginning."""
+    """What to do with prompts longer than `max_length`: skip and count them, or truncate them at the start."""
     reward: Rewards | None = None
-    """A built-in reward, `file.py:name`, or several by name, each with `source`, `weight` and a built-in
-    reward's options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
+    """A built-in reward, `file.py:name`, or several rewards by name, each with `source`, `weight` and the options of a
+    built-in reward. Options: length: `shortest`, `longest`; math: `tolerance`; lexical: `brevity_penalty_scale`,
     `target_words`; get_soft_overlong_punishment: `max_completion_len`, `soft_punish_cache`;
     get_repetition_penalty_reward: `ngram_size`, `max_penalty`. null: the task's."""
     best_of: Text | None = None
-    """Best-of-N: which reward, by name, picks one of a row's `eval.k` samples, whose mean reward is then reported; give
-    it weight 0 to judge its choice by the other rewards."""
+    """Best-of-N: the name of the reward that selects one of a row's `eval.k` samples; the mean reward of the selected
+    samples is reported. Give it weight 0 to judge the selection by the other rewards only."""
     rollout: Episode = Episode()
     eval: Evaluation = Evaluation()
 
@@ -238,33 +238,33 @@ class EvalConfig(RunConfig):
         refuse(
             self.best_of is not None and self.eval.k < 2,
             "best_of",
-            f"there is nothing to choose among with eval.k={self.eval.k}",
+            f"best-of-N needs at least 2 samples per row, but eval.k is {self.eval.k}",
             "set eval.k to the number of samples",
         )
         refuse(
             self.best_of is not None and self.best_of not in (self.reward or {}),
             "best_of",
-            f"no reward is called {self.best_of!r}",
-            "name one that `reward` lists, such as reward={rm: {source: 'model:runs/rm', weight: 0}, math: math}",
+            f"there is no reward named {self.best_of!r}",
+            "use a name from `reward`, such as reward={rm: {source: 'model:runs/rm', weight: 0}, math: math}",
         )
         refuse(
             self.data is not None and self.reward is None and self.rollout.env_path is None,
             "reward",
-            "nothing says how good an answer to a row of data is",
-            "write reward=file.py:name, or the name of a built-in reward",
+            "data needs a reward",
+            "set reward=file.py:name, or the name of a built-in reward",
         )
         return self
 
 
 class SampleConfig(Config):
-    """Talk to a model."""
+    """Answers to prompts."""
 
     kind: ClassVar[str] = "sample"
 
     prompt: Text | None = None
-    """What to ask; null: every line of the standard input."""
+    """The prompt. null: each line of the standard input is a prompt."""
     n: Count = 1
-    """Answers to each prompt."""
+    """Number of answers per prompt."""
     sampling: Talk = Talk()
 
     @model_validator(mode="after")
@@ -272,7 +272,7 @@ class SampleConfig(Config):
         refuse(
             self.n > 1 and self.sampling.temperature == 0,
             "n",
-            f"temperature 0 would give {self.n} equal answers",
+            f"temperature 0 would give {self.n} identical answers",
             "set sampling.temperature above 0, or n=1",
         )
         return self
@@ -281,4 +281,4 @@ class SampleConfig(Config):
 TREES: dict[str, type[Config]] = {
     tree.kind: tree for tree in (RLConfig, SFTConfig, DPOConfig, RMConfig, EvalConfig, SampleConfig)
 }
-"""The trees by the command they belong to."""
+"""The trees by command."""

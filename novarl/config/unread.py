@@ -1,4 +1,4 @@
-"""What was set and nothing reads."""
+"""Settings that have no effect."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def idle(config: TrainConfig) -> list[str]:
         plain = type(section)()
         given = [key for key in type(section).model_fields if getattr(section, key) != getattr(plain, key)]
         if given:
-            notes.append(f"nothing reads {', '.join(f'{name}.{key}' for key in given)}, since {why}")
+            notes.append(f"No effect: {', '.join(f'{name}.{key}' for key in given)}, because {why}")
     if isinstance(config, RLConfig) and config.eval.k == 0:
         plain = type(config.eval)()
         if given := [key for key in Sampled.model_fields if getattr(config.eval, key) != getattr(plain, key)]:
             names = ", ".join(f"eval.{key}" for key in given)
-            notes.append(f"nothing reads {names}, since eval.k is 0: evaluations are greedy")
+            notes.append(f"No effect: {names}, because eval.k is 0 (evaluation is greedy)")
     return notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,6 +33,14 @@ def visible(text: str) -> str:
     a\\x1b[2J\\u202eb
     """
     return _RAW.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def wrapped(text: str, width: int = 80, *, hanging: str = "  ") -> list[str]:
+    """The lines of `text`, broken between words only: paths and commands stay whole, however long they are."""
+    if len(text) <= width:
+        return [text]
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)
 
 
 class NovaError(Exception):

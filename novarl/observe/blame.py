@@ -1,4 +1,4 @@
-"""Who is to blame for an error: its message with the file and line of the user's code that raised it."""
+"""An error message with the file and line of the user's code that raised it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_THE_USERS = (
 
 
 def blame(error: str) -> str:
-    """The first line of `error`, which a traceback may follow, and the innermost place in it that is the user's code.
+    """The first line of `error` and, from the traceback after it, the innermost frame in the user's code.
 
     >>> blame("raised KeyError: 'x'\\nTraceback ...\\n  File \\"/home/me/mine.py\\", line 3, in score")
     "raised KeyError: 'x' (/home/me/mine.py, line 3)"

@@ -1,8 +1,8 @@
-"""What stands out in the metrics of a run: that it could not learn, why it collapsed or stands still, a line for each.
+"""Warning signs in the metrics of a run: no learning signal, collapse, or learning that has stopped.
 
-`CONDITIONS` are counted over a whole run ("N of M") and say that it could not learn; they are also checked early, while
-it runs. The other signs are read off metrics whose healthy range the glossary states; their limits lie well beyond
-those ranges. A run whose held-out score rose is only told of answers that are cut off: there the score may be wrong.
+`CONDITIONS` are counted over a whole run ("N of M") and mean that the run could not learn; they are also checked early
+in the run. The other signs compare metrics with thresholds well outside the healthy ranges of the glossary. If the
+held-out score improved, only truncated answers are reported, since they may make the score misleading.
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 FAR = 0.1
-"""Nats a token by which one update moves the policy: ten times what is healthy."""
+"""KL of one update in nats per token: ten times the healthy maximum."""
 
 CERTAIN, UNSURE = 0.1, 1.5
-"""The shares of its first entropy below which a policy has collapsed, and above which it comes apart."""
+"""Fractions of the initial entropy: below the first the policy has collapsed, above the second it is diverging."""
 
 RISE = 0.5
-"""Nats a token by which entropy must rise at least: what a sharp policy regains is no sign."""
+"""Minimum rise of the entropy in nats per token; a smaller rise from a low entropy is harmless."""
 
 FLAT = 0.75
-"""The share of groups with equal rewards in which most samples teach nothing."""
+"""Fraction of groups with identical rewards above which most samples carry no learning signal."""
 
 CUT, WHOLE = 0.5, 0.1
-"""Shares of answers that run into the limit: now many, at first few."""
+"""Fractions of truncated answers: many at the end, few at the start."""
 
 LATE = 8
-"""The last eighth of the steps is how a run ended."""
+"""The last 1/LATE of the steps counts as the end of the run."""
 
 SLOW = 3.0
-"""A learning rate this many times below the usual one is low."""
+"""A learning rate this many times below the default is low."""
 
 ONE, FEW = 1.0, 10.0
-"""Updates at the usual rate: by Adam's bound all updates of a run together move no weight further than these would.
-Within `ONE` nothing is learnt; within `FEW` a run whose held-out score did not rise may lack steps."""
+"""Numbers of updates at the default learning rate. Adam bounds the step size, so all updates of a run together move a
+weight no further than that many would. Within `ONE` nothing is learned; within `FEW` a run without improvement may have
+had too few steps."""
 
 Sign = Literal["no_signal", "always_cut", "no_gradient", "low_lr", "far", "certain", "unsure", "cut"]
 Records = Sequence[Mapping[str, float]]
 
 CANNOT_LEARN: frozenset[str] = frozenset({"no_signal", "always_cut", "no_gradient", "low_lr"})
-"""Signs of a run that could not learn: it is never said to have been successful."""
+"""Signs of a run that could not learn; such a run is never reported as successful."""
 
 
 class Finding(NamedTuple):
-    """A sign, what is said of it, and the usual cure."""
+    """A sign, the message, and the usual fixes."""
 
     sign: Sign
     said: str
@@ -58,13 +59,13 @@ class Condition:
     """One row of `CONDITIONS`.
 
     sign    its name
-    count   of a record: (how many, of how many), or None where the record does not say
-    by_step the counts belong to a step, whose updates all repeat them; else to an update
-    least   the share of all from which it is said
-    said    with {n} and {m}, and {limit}: what cuts answers off
-    cure    what usually helps
-    always  said where it is all of them
-    lasting said of a run whose held-out score rose, too
+    count   of a record: (how many, of how many), or None if the record does not tell
+    by_step the counts belong to a step and are repeated by each of its updates; otherwise to an update
+    least   the smallest fraction that is reported
+    said    the message, with {n}, {m} and {limit} (the setting that truncates answers)
+    cure    the usual fixes
+    always  the message if all of them are affected
+    lasting also reported if the held-out score improved
     """
 
     sign: Sign
@@ -77,7 +78,7 @@ class Condition:
     lasting: bool = False
 
     def find(self, records: Records, limit: str) -> Finding | None:
-        """The finding, where the condition holds over `records`."""
+        """The finding, if the condition holds over `records`."""
         if self.by_step:
             records = list({record.get("step", place): record for place, record in enumerate(records)}.values())
         counts = [found for record in records if (found := self.count(record)) is not None]
@@ -89,7 +90,7 @@ class Condition:
 
 
 def _equal_groups(record: Mapping[str, float]) -> tuple[float, float] | None:
-    """Groups whose rewards are equal. Where each prompt has one answer, the step is the group."""
+    """Groups with identical rewards. With one answer per prompt, the whole step is one group."""
     groups, episodes = record.get("groups_kept"), record.get("episodes", 0.0)
     if not groups or episodes < 2:
         return None
@@ -114,19 +115,18 @@ CONDITIONS = (
         _equal_groups,
         by_step=True,
         least=FLAT,
-        said="No learning signal: all rewards equal in {n} of {m} groups",
-        cure="Usual cures: read the answers in rollouts/; an easier task or a reward with partial credit; supervised "
-        "training first (warmup=N on a built-in task, or novarl sft); a larger responses_per_prompt",
+        said="No learning signal: {n} of {m} groups had identical rewards",
+        cure="Inspect the answers in rollouts/. Usual fixes: an easier task, a reward with partial credit, supervised "
+        "training first (warmup=N on a built-in task, or novarl sft), or more responses_per_prompt",
     ),
     Condition(
         "always_cut",
         _cut_answers,
         by_step=True,
         least=0.9,
-        said="{n} of {m} answers were cut off at {limit}",
-        always="Every answer was cut off at {limit}",
-        cure="Usual cure: a larger max_new_tokens. It counts tokens of the model in use; a token of a built-in model "
-        "is one byte, and a word has about six",
+        said="{n} of {m} answers were truncated at {limit}",
+        always="Every answer was truncated at {limit}",
+        cure="Usual fix: a larger max_new_tokens. Built-in models use byte-level tokens: a word takes about six tokens",
         lasting=True,
     ),
     Condition(
@@ -135,36 +135,36 @@ CONDITIONS = (
         by_step=False,
         least=0.5,
         said="The gradient was 0 in {n} of {m} updates",
-        cure="Usual cures: rewards that differ between the answers to one prompt; several answers to each "
-        "(responses_per_prompt); trained tokens in every row",
+        cure="Usual fixes: a reward that tells answers to the same prompt apart, several answers per prompt "
+        "(responses_per_prompt), or rows with tokens to train on",
     ),
 )
-"""What keeps a run from learning, in the order in which it is said."""
+"""Conditions that keep a run from learning, in the order in which they are reported."""
 
 
 def cannot_learn(records: Records, *, limit: str = "max_new_tokens", improved: bool = False) -> list[Finding]:
-    """The rows of `CONDITIONS` that hold. `records`: metrics of each update, in order; `limit`: what cuts answers off,
-    such as "max_new_tokens=10"; `improved`: the held-out score rose, so the run did learn."""
+    """The rows of `CONDITIONS` that hold. `records`: metrics of each update, in order; `limit`: the setting that
+    truncates answers, such as "max_new_tokens=10"; `improved`: the held-out score rose, so the run did learn."""
     found = [row.find(records, limit) for row in CONDITIONS if row.lasting or not improved]
     return [finding for finding in found if finding is not None]
 
 
 def low_rate(lr: float, usual: float, updates: int, *, within: float = ONE) -> Finding | None:
-    """That all `updates` at learning rate `lr` move a model no further than `within` updates at its `usual` rate."""
+    """A finding if `updates` at rate `lr` move a model no further than `within` updates at the `usual` rate."""
     if lr * SLOW > usual or lr * updates >= within * usual:
         return None
-    said = f"The learning rate {lr:g} is {usual / lr:,.0f} times below the default for this model ({usual:g}): "
-    said += f"{updates:,} update{'s' * (updates != 1)} can hardly change it"
+    said = f"The learning rate {lr:g} is too low for {updates:,} update{'s' * (updates != 1)}: it is "
+    said += f"{usual / lr:,.0f} times below the default for this model ({usual:g})"
     return Finding(
-        "low_lr", said, f"Usual cures: the default (leave learning_rate out, or optim.lr={usual:g}); more steps"
+        "low_lr", said, f"Usual fixes: the default (remove learning_rate, or optim.lr={usual:g}) or more steps"
     )
 
 
 def findings(
     records: Records, *, improved: bool, limit: str = "max_new_tokens", usual_lr: float | None = None
 ) -> list[Finding]:
-    """The signs in `records`, one of metrics for each update in order. `improved`: the held-out score rose; `limit` and
-    `usual_lr`, the default learning rate, as in `cannot_learn` and `low_rate`."""
+    """The signs in `records`, the metrics of each update in order. `improved`: the held-out score rose; `limit` and
+    `usual_lr` (the default learning rate) as in `cannot_learn` and `low_rate`."""
     if not records:
         return []
     late = records[-max(1, len(records) // LATE) :]
@@ -175,8 +175,8 @@ def findings(
         found += [*([slow] if slow else []), *_far(records), *_entropy(_first(records, "entropy"), late)]
     cut, before = _mean(late, "truncated_fraction"), _first(records, "truncated_fraction")
     if cut is not None and before is not None and cut >= CUT and before <= WHOLE:
-        what = f"{cut:.0%} of the answers run into their limit (truncated_fraction), at first {before:.0%}: "
-        found.append(Finding("cut", what + "if length pays, they grow, whatever the score says"))
+        what = f"{cut:.0%} of the answers are now truncated (truncated_fraction), {before:.0%} at the start: "
+        found.append(Finding("cut", what + "the reward may favour length over quality"))
     return found
 
 
@@ -186,8 +186,9 @@ def _far(records: Sequence[Mapping[str, float]]) -> list[Finding]:
     if not moves[farthest] > FAR:
         return []
     often = sum(move > FAR for move in moves)
-    what = f"{often} of {len(moves)} updates moved the policy by more than {FAR:g} nats a token (kl), the "
-    return [Finding("far", f"{what}{_ordinal(farthest + 1)} by {moves[farthest]:.2g}: at most 0.01 is usual")]
+    what = f"{often} of {len(moves)} updates were too large: they moved the policy by more than {FAR:g} nats per token "
+    where = f"(kl; {moves[farthest]:.2g} at update {farthest + 1})"
+    return [Finding("far", f"{what}{where}; at most 0.01 is usual")]
 
 
 def _entropy(before: float | None, late: Sequence[Mapping[str, float]]) -> list[Finding]:
@@ -196,12 +197,12 @@ def _entropy(before: float | None, late: Sequence[Mapping[str, float]]) -> list[
         return []
     kept = _mean(late, "groups_kept") or 0.0
     flat = (_mean(late, "zero_variance_groups") or 0.0) / kept if kept else 1.0
-    change = f"entropy went from {before:.2g} to {after:.2g} nats a token"
+    change = f"from {before:.2g} to {after:.2g} nats per token"
     if after < CERTAIN * before and flat >= FLAT:
-        what = f"{change}, and in {flat:.0%} of the groups all rewards are equal: the policy has become certain, and "
-        return [Finding("certain", what + "more steps teach it nothing")]
+        what = f"The entropy collapsed {change}, and {flat:.0%} of the groups have identical rewards"
+        return [Finding("certain", what + ": more steps will not help")]
     if after > max(UNSURE * before, before + RISE):
-        return [Finding("unsure", f"{change}: the policy comes apart")]
+        return [Finding("unsure", f"The entropy rose {change}: the policy is diverging")]
     return []
 
 
@@ -212,8 +213,3 @@ def _first(records: Sequence[Mapping[str, float]], name: str) -> float | None:
 def _mean(records: Sequence[Mapping[str, float]], name: str) -> float | None:
     values = [record[name] for record in records if name in record]
     return fmean(values) if values else None
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"

@@ -1,4 +1,4 @@
-"""A picture of a run's curves, drawn from its metrics.jsonl and events.jsonl alone."""
+"""Plots of a run's curves, from its metrics.jsonl and events.jsonl."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot: its title and its lines, (metric, label); `log` where the lines are of different sizes."""
+    """One plot: its title and its lines (metric, label); `log` allows a logarithmic axis."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
@@ -30,7 +30,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A held-out score and its interval, `at` a place on the horizontal axis."""
+    """A held-out score with its interval, `at` a position on the horizontal axis."""
 
     at: float
     score: float
@@ -40,29 +40,27 @@ class Mark:
 
 
 PANELS = (
-    Panel("Reward", (("reward_raw_mean", "all rollouts"), ("reward_mean", "learnt from"))),
+    Panel("Reward", (("reward_raw_mean", "all rollouts"), ("reward_mean", "trained on"))),
     Panel("Loss", (("total_loss", "total"), ("policy_loss", "policy"), ("kl_loss", "KL"), ("loss", "training"))),
     Panel(
         "Accuracy",
         (
             ("accuracy", "next token"),
-            ("preference_accuracy", "chosen rewarded more"),
-            ("label_accuracy", "reward has the label's sign"),
+            ("preference_accuracy", "chosen preferred"),
+            ("label_accuracy", "label predicted"),
         ),
     ),
-    Panel("Reward margin", (("reward_margin", "chosen less rejected"),)),
-    Panel(
-        "Reward of answers", (("reward_chosen_mean", "chosen, or good"), ("reward_rejected_mean", "rejected, or bad"))
-    ),
-    Panel("KL divergence", (("kl", "moved by the update"), ("kl_mean", "to the reference")), log=True),
+    Panel("Reward margin", (("reward_margin", "chosen - rejected"),)),
+    Panel("Reward of answers", (("reward_chosen_mean", "chosen / good"), ("reward_rejected_mean", "rejected / bad"))),
+    Panel("KL divergence", (("kl", "update"), ("kl_mean", "to the reference")), log=True),
     Panel("Entropy", (("entropy", "policy"),)),
-    Panel("Length of answers", (("length_mean", "mean"), ("length_max", "longest"))),
+    Panel("Answer length", (("length_mean", "mean"), ("length_max", "longest"))),
     Panel("Clip fraction", (("clip_fraction", "clipped tokens"),)),
     Panel("Gradient norm", (("grad_norm", "before clipping"),), log=True),
     Panel("Learning rate", (("lr", "learning rate"),)),
     Panel("Speed", (("tokens_per_second", "tokens per second"),)),
 )
-"""In order of interest: a figure holds the first six for which the run has numbers."""
+"""In order of importance: a figure shows the first six panels for which the run has data."""
 
 COLOURS = ("#2563eb", "#f59e0b", "#10b981", "#8b5cf6")
 INK, FAINT, RED = "#1f2937", "#9ca3af", "#dc2626"
@@ -89,7 +87,7 @@ STYLE: dict[Any, Any] = {
 def draw(run: Path) -> list[Path]:
     """Write `figures/<phase>.png` for each phase of a run, the last one as `figures/curves.png`.
 
-    Returns the paths; none where the run has no metrics yet.
+    Returns the paths; empty if the run has no metrics yet.
     """
     metrics = run / "metrics.jsonl"
     rows = list(read_metrics(metrics)) if metrics.exists() else []
@@ -113,7 +111,7 @@ def _figure(rows: Sequence[Mapping[str, Any]], title: str, marks: Sequence[Mark]
     panels = [panel for panel in PANELS if any(name in row for row in rows for name, _ in panel.lines)]
     scored = next((panel for panel in panels if panel.title == "Reward"), None) or _of_pairs(panels, rows)
     if marks and scored is None:
-        scored = Panel("Held-out log-likelihood of a token", ())
+        scored = Panel("Held-out log-likelihood per token", ())
         panels.insert(1, scored)
     panels = panels[:6]
     columns = min(3, len(panels))
@@ -131,7 +129,7 @@ def _figure(rows: Sequence[Mapping[str, Any]], title: str, marks: Sequence[Mark]
 
 
 def _of_pairs(panels: Sequence[Panel], rows: Sequence[Mapping[str, Any]]) -> Panel | None:
-    """The panel with the accuracies of a run on pairs, whose held-out score is one too."""
+    """The accuracy panel of a preference run, whose held-out score is also an accuracy."""
     told = any(name in row for row in rows for name in ("preference_accuracy", "label_accuracy"))
     return next((panel for panel in panels if panel.title == "Accuracy"), None) if told else None
 
@@ -144,7 +142,7 @@ def _panel(plot: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], marks: S
     for name, label in panel.lines:
         values = [float(row.get(name, math.nan)) for row in rows]
         if all(map(math.isnan, values)) or any(np.array_equal(values, line, equal_nan=True) for line in drawn):
-            continue  # a second line under the first would only hide it; without a reference kl_mean is kl
+            continue  # an identical line would be hidden; without a reference, kl_mean equals kl
         colour, above = COLOURS[len(drawn)], 4 - len(drawn)
         smooth = _smooth(values)
         if smooth:
@@ -166,7 +164,7 @@ def _panel(plot: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], marks: S
 
 
 def _decades(values: Sequence[float]) -> float:
-    """How many powers of ten the values span; 0 where one of them has no logarithm."""
+    """The number of decades that the values span; 0 if one of them is not positive."""
     finite = [value for value in values if math.isfinite(value)]
     return math.log10(max(finite) / min(finite)) if min(finite, default=0.0) > 0 else 0.0
 
@@ -190,12 +188,12 @@ def _draw_marks(plot: Axes, marks: Sequence[Mark]) -> None:
 
 
 def _length(difference: float) -> float:
-    """Of an error bar: none where the end of the interval is not known."""
+    """The length of an error bar; 0 if the end of the interval is not finite."""
     return max(0.0, difference) if math.isfinite(difference) else 0.0
 
 
 def _across(rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
-    """What the horizontal axis counts: steps, or updates where a step has several."""
+    """The horizontal axis: steps, or updates if a step has several."""
     steps = [float(row["step"]) for row in rows]
     if len(set(steps)) == len(steps):
         return "step", steps
@@ -203,9 +201,9 @@ def _across(rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-    """The middle of a straight line fitted to each twentieth of the run; nothing for a short run, clear as it is.
+    """A local linear fit over windows of a twentieth of the run; empty for a short run, which needs no smoothing.
 
-    Unlike a moving average it neither lags nor flattens at the ends.
+    Unlike a moving average, it neither lags nor flattens at the ends.
     """
     half = len(values) // 40
     if not half:
@@ -221,7 +219,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 
 def _marks(run: Path, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
-    """Held-out scores: those measured on the way stand in the records, before and after the run in its events."""
+    """Held-out scores: during training from the metrics, before and after training from the events."""
     _, across = _across(rows)
     marks = [
         Mark(at, row["eval/score"], row.get("eval/score_low", math.nan), row.get("eval/score_high", math.nan), "")

@@ -1,6 +1,6 @@
-"""What every metric means: its formula, unit, the direction that is good, what is healthy, how it is reduced.
+"""The definition of every metric: formula, unit, better direction, healthy range, reduction.
 
-A Record may only hold names that stand here; `lookup` refuses any other. Their notation is `NOTATION`.
+A Record may only contain metrics from this table; `lookup` refuses others. `NOTATION` explains the notation.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from functools import lru_cache
 from typing import Literal
 
 NOTATION = """\
-pi is the policy being trained, pi_old the policy before the rollout's first update, mu what the sampler recorded,
-pi_ref the reference. Where a run has none, pi_ref is the policy before the update, so that `kl_mean` and its likes say
-how far the update moved, as `kl` does: on the minibatch's first trajectories, as many as hold a thirty-second of its
-trained tokens, within 64 and 256. mean_t runs over the trained tokens (mask True) of the whole update, mean_i over its
-trajectories. Logarithms are natural.
+pi is the policy being trained, pi_old the policy before the rollout's first update, mu the sampling policy as recorded
+by the sampler, and pi_ref the reference policy. In runs without a reference, pi_ref is the policy before the update, so
+that `kl_mean` and related metrics measure how far the update moved the policy, like `kl`. `kl` is measured on the first
+trajectories of the minibatch, which together have 1/32 of its trained tokens, but at least 64 and at most 256.
+mean_t is the mean over the trained tokens (mask True) of the whole update, mean_i over its trajectories. Logarithms are
+natural.
 """
 
 Direction = Literal["up", "down", "watch"]
@@ -25,11 +26,11 @@ Reduction = Literal["mean", "sum", "max", "same"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `direction` "watch" has no better end: look at how it moves.
+    """One metric. `direction` "watch" means that neither direction is better.
 
-    `reduction` says how parts from micro-batches and ranks become one number: "mean" adds totals and weights and
-    divides once, "sum" adds, "max" takes the largest, "same" is equal everywhere already. `deterministic` is False
-    where the clock or the machine decides: two equal runs then differ in it.
+    `reduction` says how values of micro-batches and ranks are combined: "mean" adds totals and weights and divides
+    once, "sum" adds, "max" takes the maximum, "same" is equal everywhere. `deterministic` is False if the value depends
+    on the clock or the machine, so that two identical runs differ.
     """
 
     formula: str
@@ -41,54 +42,56 @@ class Metric:
 
 
 PROGRESS = {
-    "step": Metric("rollout phases (RL) or batches (SFT) finished", "steps", reduction="same"),
-    "update": Metric("optimiser updates finished", "updates", reduction="same"),
+    "step": Metric("completed rollout phases (RL) or batches (SFT)", "steps", reduction="same"),
+    "update": Metric("completed optimizer updates", "updates", reduction="same"),
     "epoch": Metric(
-        "which pass over the training rows the last row of the batch belongs to, from 1", "epochs", reduction="same"
+        "pass over the training rows that the batch's last row belongs to, from 1", "epochs", reduction="same"
     ),
     "lr": Metric("learning rate of this update", "1", reduction="same"),
 }
 
 LOSSES = {
     "total_loss": Metric(
-        "policy_loss + kl_coef * KL where KL is in the loss - entropy_coef * H: what backward sees",
+        "policy_loss + kl_coef * KL if KL is in the loss - entropy_coef * H: the loss that is differentiated",
         "nats",
         reduction="sum",
     ),
     "policy_loss": Metric(
-        "sum_t w_t * surrogate_t, w the aggregation's weights; near 0 when ratios are 1", "nats", reduction="sum"
+        "sum_t w_t * surrogate_t with the aggregation's weights w; near 0 when ratios are 1", "nats", reduction="sum"
     ),
     "kl_loss": Metric(
-        "sum_t w_t * KL_t(pi, pi_ref), before kl_coef; 0 where KL is not in the loss", "nats", "down", reduction="sum"
+        "sum_t w_t * KL_t(pi, pi_ref), before kl_coef; 0 if KL is not in the loss", "nats", "down", reduction="sum"
     ),
     "loss": Metric(
-        "sft: -mean_t log pi(token_t), cross-entropy of the demonstrated tokens; dpo, rm: mean over pairs or rows of "
-        "the loss that is named",
+        "sft: -mean_t log pi(token_t), the cross-entropy; dpo, rm: mean of the chosen loss over pairs or rows",
         "nats/token; nats",
         "down",
         "falls, then flattens",
     ),
-    "perplexity": Metric("exp(loss)", "1", "down", "falls; 1 is certainty"),
+    "perplexity": Metric("exp(loss)", "1", "down", "falls; 1 is the minimum"),
     "accuracy": Metric("mean_t [argmax pi == token_t]", "share", "up", "rises"),
     "micro_batches": Metric(
-        "micro-batches that the update's gradient took, over all ranks: as many as `micro.max_tokens` makes",
+        "micro-batches of the update over all ranks, as set by `micro.max_tokens`",
         "micro-batches",
         reduction="sum",
         deterministic=False,
     ),
     "grad_norm": Metric(
-        "L2 norm of the whole gradient, before clipping", "1", healthy="no jumps; within a decade", reduction="same"
+        "L2 norm of the whole gradient, before clipping",
+        "1",
+        healthy="no jumps beyond a factor of 10",
+        reduction="same",
     ),
 }
 
 POLICY = {
     "policy_objective": Metric(
-        "sum_t w_t * ratio_t * A_t: the surrogate without its clip", "reward", "up", reduction="sum"
+        "sum_t w_t * ratio_t * A_t: the surrogate without clipping", "reward", "up", reduction="sum"
     ),
     "kl": Metric(
-        "mean_t k3(pi_before, pi_after): how far this update moved the policy, measured after it, never clamped",
+        "mean_t k3(pi_before, pi_after): how far this update moved the policy; measured after it, never clamped",
         "nats/token",
-        healthy="1e-5 to 1e-2; below 1e-12 nothing was learnt",
+        healthy="1e-5 to 1e-2; below 1e-12 the update had no effect",
     ),
     "kl_to_ref": Metric(
         "mean_t log pi - log pi_ref (k1); may be below 0", "nats/token", healthy="rises slowly, below 1"
@@ -102,7 +105,7 @@ POLICY = {
         "mean_i sum_t k3(pi, pi_ref): the same per trajectory", "nats", healthy="kl_mean times the mean length"
     ),
     "rollout_kl_mean": Metric(
-        "mean_t k1(pi_old, pi_ref) on all of a step's answers: what controllers see where a step has several updates",
+        "mean_t k1(pi_old, pi_ref) over all answers of a step: the input of controllers if a step has several updates",
         "nats/token",
         healthy="rises slowly, below 1",
     ),
@@ -112,47 +115,45 @@ POLICY = {
         healthy="rollout_kl_mean times the mean length",
     ),
     "kl_to_old": Metric(
-        "mean_t k3(pi_old, pi) on the whole minibatch, after the step: what a step guard bounds", "nats/token", "down"
+        "mean_t k3(pi_old, pi) on the whole minibatch, after the step; limited by step guards",
+        "nats/token",
+        "down",
     ),
     "step_fraction": Metric(
-        "how much of the step the rollback let stand: 1, 1/2, 1/4, ..., 0", "share", "up", "1", reduction="same"
+        "fraction of the step that remains after a rollback: 1, 1/2, 1/4, ..., 0", "share", "up", "1", reduction="same"
     ),
     "split_micro_batches": Metric(
-        "micro-batches that did not fit in memory and were split, over all ranks; absent where none was",
+        "micro-batches that did not fit in memory and were split, over all ranks; absent if there were none",
         "micro-batches",
         "down",
         "absent",
         reduction="sum",
         deterministic=False,
     ),
-    "stop_rollout": Metric("1 where a step guard ended the rollout's updates", "share", "down", "0", reduction="same"),
-    "kl_std": Metric("standard deviation over t of k3(pi, pi_ref)", "nats/token", healthy="of the size of kl_mean"),
+    "stop_rollout": Metric("1 if a step guard ended the rollout's updates", "share", "down", "0", reduction="same"),
+    "kl_std": Metric("standard deviation over t of k3(pi, pi_ref)", "nats/token", healthy="about as large as kl_mean"),
     "kl_penalty": Metric("kl_coef * KL as it enters the loss, the reward or the advantage", "nats", "down"),
-    "kl_coef": Metric("coefficient of the KL term, 0 where there is none", "1", reduction="same"),
-    "entropy_coef": Metric(
-        "coefficient of the entropy bonus; with entropy.target it moves to hold entropy there", "1", reduction="same"
-    ),
+    "kl_coef": Metric("coefficient of the KL term; 0 if there is none", "1", reduction="same"),
+    "entropy_coef": Metric("coefficient of the entropy bonus; adapted if entropy.target is set", "1", reduction="same"),
     "entropy": Metric(
-        "mean_t H(pi(. | before t)) at the training temperature; within the possible tokens under top_k, top_p, min_p",
+        "mean_t H(pi(. | before t)) at the training temperature; over the allowed tokens with top_k, top_p, min_p",
         "nats/token",
         healthy="falls slowly; a fall to 0 early is collapse",
     ),
     "ratio_mean": Metric("mean_t pi / pi_old", "1", healthy="0.9 to 1.1; 1 on the first update"),
     "ratio_max": Metric("max_t pi / pi_old", "1", healthy="below 10", reduction="max"),
-    "clip_fraction": Metric(
-        "share of tokens where the clip is active, so that their gradient is 0", "share", healthy="below 0.3"
-    ),
+    "clip_fraction": Metric("share of tokens with active clipping, whose gradient is 0", "share", healthy="below 0.3"),
     "correction_mean": Metric("mean_t min(pi_old / mu, correction.max)", "1", healthy="0.95 to 1"),
     "effective_sample_size": Metric(
-        "(sum_t w_t)^2 / (n sum_t w_t^2) over the n trained tokens, w the correction's weight, or pi_old / mu where "
-        "there is none: the share of tokens that the weights leave effective",
+        "(sum_t w_t)^2 / (n sum_t w_t^2) over the n trained tokens, w the correction's weight, or pi_old / mu without "
+        "a correction",
         "share",
         "up",
         "above 0.9; 1 where sampler and learner agree",
         reduction="same",
     ),
     "mismatch_mean": Metric(
-        "mean_t |log pi - log mu|: learner against sampler, and after a rollout's first update the own move",
+        "mean_t |log pi - log mu|: learner against sampler, plus the policy's change after the first update",
         "nats",
         "down",
         "fp32 below 1e-5, bf16 below 0.03, on the first update",
@@ -161,83 +162,95 @@ POLICY = {
         "max_t |log pi - log mu|", "nats", "down", "fp32 below 1e-3 on the first update", reduction="max"
     ),
     "staleness": Metric(
-        "mean_i updates between the weights that sampled a trajectory and those that learn from it", "updates", "down"
+        "mean_i number of updates between the weights that sampled and those that are trained",
+        "updates",
+        "down",
     ),
 }
 
 CREDIT = {
     "gpg_alpha": Metric(
-        "B / (B - M), B groups of which M have equal rewards: by what loss.surrogate=gpg multiplies the advantages",
+        "factor of the advantages with loss.surrogate=gpg: B / (B - M), B groups, M of them with identical rewards",
         "1",
-        healthy="1 to 2; higher, few groups teach anything",
+        healthy="1 to 2; higher values: few groups have a learning signal",
         reduction="same",
     ),
     "value_loss": Metric(
-        "mean_t (V - R)^2 / 2, or its clipped form; the critic's last update of this policy update",
+        "mean_t (V - R)^2 / 2, or its clipped form, in the last critic update",
         "reward^2",
         "down",
         "falls, then follows the policy",
     ),
-    "value_mean": Metric("mean_t V(state before t), as credit used it", "reward", healthy="near return_mean"),
-    "return_mean": Metric("mean_t of the return the critic is trained towards", "reward", "up"),
+    "value_mean": Metric("mean_t V(state before t), as used for advantages", "reward", healthy="near return_mean"),
+    "return_mean": Metric("mean_t of the return that is the critic's target", "reward", "up"),
     "explained_variance": Metric(
-        "1 - Var(R - V) / Var(R) over t", "share", "up", "rises towards 1; at or below 0 the critic is no help", "same"
+        "1 - Var(R - V) / Var(R) over t",
+        "share",
+        "up",
+        "rises towards 1; at or below 0: no help",
+        "same",
     ),
-    "value_clip_fraction": Metric("share of values whose clipped loss is the larger one", "share", healthy="below 0.3"),
+    "value_clip_fraction": Metric("share of values for which the clipped loss is larger", "share", healthy="below 0.3"),
     "critic_grad_norm": Metric("L2 norm of the critic's gradient, before clipping", "1", reduction="same"),
     "critic_lr": Metric("learning rate of the critic's update", "1", reduction="same"),
-    "value_states": Metric("different states whose value was estimated by continuations", "states", reduction="same"),
+    "value_states": Metric("distinct states whose value was estimated by continuations", "states", reduction="same"),
     "value_tokens": Metric("tokens generated for those estimates, never trained on", "tokens", reduction="same"),
     "value_cost": Metric("value_tokens per token that the policy chose", "1", "down", reduction="same"),
     "value_std": Metric(
         "mean over states of the standard deviation of its continuations' rewards",
         "reward",
-        healthy="0 where everything is decided",
+        healthy="0 if the outcome is already determined",
         reduction="same",
     ),
     "process_loss": Metric(
         "mean_i cross-entropy of sigma(sum_t process reward) and the outcome", "nats", "down", "falls below 0.69"
     ),
-    "process_accuracy": Metric("mean_i [sign of sum_t process reward == outcome]", "share", "up", "above a half"),
+    "process_accuracy": Metric("mean_i [sign of sum_t process reward == outcome]", "share", "up", "above 0.5"),
     "process_grad_norm": Metric("L2 norm of the process reward model's gradient", "1", reduction="same"),
     "process_reward_mean": Metric("mean_t beta (log phi - log pi_ref)", "reward", reduction="same"),
-    "process_reward_std": Metric("standard deviation over t of the same", "reward", reduction="same"),
-    "objective/<name>_mean": Metric("mean_i of one of several objectives, as measured", "its own", reduction="same"),
+    "process_reward_std": Metric("standard deviation over t of the process reward", "reward", reduction="same"),
+    "objective/<name>_mean": Metric("mean_i of an objective, as measured", "its own", reduction="same"),
     "objective/<name>_weight": Metric(
-        "weight of the objective's raw value in the reward; below 0 where less is better", "1", reduction="same"
+        "weight of the objective's raw value in the reward; negative if it is minimized", "1", reduction="same"
     ),
     "kl_multiplier": Metric("multiplier of the KL constraint, part of kl_coef", "1", "down", reduction="same"),
-    "kl_violation": Metric("KL less its limit; above 0 the bound is broken", "nats", "down", "at most 0", "same"),
+    "kl_violation": Metric("KL minus its limit; above 0 is a violation", "nats", "down", "at most 0", "same"),
     "entropy_multiplier": Metric(
-        "multiplier of the entropy floor, part of entropy_coef", "1", "down", reduction="same"
+        "multiplier of the entropy constraint, part of entropy_coef", "1", "down", reduction="same"
     ),
-    "entropy_violation": Metric("the floor less the entropy", "nats", "down", "at most 0", "same"),
+    "entropy_violation": Metric(
+        "entropy limit minus entropy; above 0 is a violation", "nats", "down", "at most 0", "same"
+    ),
 }
 
 REWARDS = {
-    "reward_mean": Metric("mean_i of the reward, over the rollouts that are learnt from", "reward", "up", "rises"),
+    "reward_mean": Metric("mean_i of the reward, over the rollouts that are trained on", "reward", "up", "rises"),
     "reward_std": Metric(
-        "standard deviation over i of the same", "reward", healthy="above 0: without spread nothing is learnt"
+        "standard deviation over i of the reward", "reward", healthy="above 0; without it there is no learning signal"
     ),
     "reward_raw_mean": Metric(
-        "mean of the reward over all rollouts sampled that did not fail, before any filter: the honest curve",
+        "mean reward over all rollouts that did not fail, before any filter",
         "reward",
         "up",
         "rises",
     ),
-    "rewards/<name>_mean": Metric("mean_i of one named reward, before its weight", "reward", "up"),
+    "rewards/<name>_mean": Metric("mean_i of a named reward, before weighting", "reward", "up"),
     "logged/<name>": Metric(
-        "a number that a reward function logged by log_metric, mean over the step's rollouts", "its own"
+        "a number that a reward function logged with log_metric, mean over the step's rollouts", "its own"
     ),
     "advantage_mean": Metric("mean_t of the advantage", "reward", healthy="near 0 with a baseline"),
     "advantage_std": Metric("standard deviation over t of the advantage", "reward", healthy="above 0"),
     "zero_variance_groups": Metric(
-        "groups learnt from whose rewards are all equal: their advantage is 0", "groups", "down", "below half", "same"
+        "groups trained on with identical rewards; their advantage is 0",
+        "groups",
+        "down",
+        "below half",
+        "same",
     ),
-    "groups_kept": Metric("groups that are learnt from", "groups", "up", reduction="same"),
-    "groups_dropped": Metric("groups that were sampled and not learnt from", "groups", "down", reduction="same"),
+    "groups_kept": Metric("groups that are trained on", "groups", "up", reduction="same"),
+    "groups_dropped": Metric("groups that were sampled but not trained on", "groups", "down", reduction="same"),
     "failed_rollouts": Metric(
-        "rollouts whose episode or reward failed: counted, left out, never scored 0",
+        "rollouts whose episode or reward failed; they are excluded, not scored 0",
         "rollouts",
         "down",
         "0",
@@ -248,60 +261,58 @@ REWARDS = {
 
 LENGTHS = {
     "length_mean": Metric(
-        "mean_i of the tokens that the policy chose",
+        "mean_i number of tokens generated by the policy",
         "tokens",
-        healthy="moves slowly; a drift to the limit is a warning",
+        healthy="changes slowly; a drift towards the limit is a warning",
     ),
     "length_max": Metric("longest completion", "tokens", healthy="below the limit", reduction="max"),
-    "truncated_fraction": Metric(
-        "share of trajectories stopped by a limit and not by themselves", "share", "down", "below 0.1"
-    ),
+    "truncated_fraction": Metric("share of trajectories that were truncated by a limit", "share", "down", "below 0.1"),
     "prompt_tokens": Metric(
-        "tokens that the policy did not choose: prompts, and answers of an environment", "tokens", reduction="sum"
+        "tokens not generated by the policy: prompts and environment messages", "tokens", reduction="sum"
     ),
     "turns_mean": Metric(
-        "mean over the rollouts that are used of the turns the policy took; absent where none took more than one",
+        "mean number of policy turns per rollout; absent if no rollout has more than one",
         "turns",
     ),
-    "completion_tokens": Metric("tokens that the policy chose", "tokens", reduction="sum"),
+    "completion_tokens": Metric("tokens generated by the policy", "tokens", reduction="sum"),
     "tokens": Metric("all tokens of the update", "tokens", reduction="sum"),
 }
 
 SCORES = {
     "eval/score": Metric(
-        "mean over the held-out rows of the score of the greedy answer, the task's own or the reward; sft without a "
-        "task: of mean_t log pi(token_t), 0 is certainty; dpo, rm: share of pairs whose chosen answer is rewarded "
-        "more, or of answers whose reward has the label's sign, a tie counting half",
+        "mean over the held-out rows of the greedy answer's score (the task's or the reward); sft without a task: mean "
+        "of mean_t log pi(token_t), at most 0; dpo, rm: share of pairs whose chosen answer has the higher reward, or "
+        "of answers whose reward has the label's sign, ties counting half",
         "score; nats/token; share",
         "up",
-        "rises; dpo, rm: above 0.5, and falls again where it overfits",
+        "rises; dpo, rm: above 0.5; falling again means overfitting",
     ),
-    "eval/score_low": Metric("lower end of its 95 % interval, Wilson's for shares", "as eval/score", "up"),
-    "eval/score_high": Metric("upper end of its 95 % interval", "as eval/score", "up"),
+    "eval/score_low": Metric("lower end of the 95% confidence interval (Wilson's for shares)", "as eval/score", "up"),
+    "eval/score_high": Metric("upper end of the 95% confidence interval", "as eval/score", "up"),
     "eval/n": Metric("held-out rows", "rows", reduction="same"),
     "eval/pass_at_<k>": Metric(
-        "chance that one of k samples is right, unbiased from n >= k samples (arXiv 2107.03374); right: its reward is "
-        "at least 1",
+        "probability that at least one of k samples is correct (reward >= 1), unbiased estimate from n >= k samples "
+        "(arXiv 2107.03374)",
         "share",
         "up",
     ),
     "eval/hypervolume": Metric(
-        "volume that all evaluations so far dominate above the reference point, one axis for each objective",
+        "volume dominated by all evaluations so far above the reference point, one axis per objective",
         "product of the objectives'",
         "up",
-        "rises from 0 where the reference is the first evaluation",
+        "rises from 0 if the reference is the first evaluation",
         "same",
     ),
-    "eval/length_mean": Metric("mean tokens of the held-out answers", "tokens"),
-    "eval/truncated_fraction": Metric("share of held-out answers stopped by a limit", "share", "down", "below 0.1"),
+    "eval/length_mean": Metric("mean number of tokens of the held-out answers", "tokens"),
+    "eval/truncated_fraction": Metric("share of held-out answers truncated by a limit", "share", "down", "below 0.1"),
 }
 
 PREFERENCE = {
     "preference_accuracy": Metric(
-        "share of pairs whose chosen answer is rewarded strictly more; a tie is wrong here, half right in eval/score",
+        "share of pairs whose chosen answer has the higher reward; ties count as wrong (in eval/score as half)",
         "share",
         "up",
-        "from 0 (dpo: all rewards start equal) or about a half, to 0.6 to 0.9; 1 on noisy labels is memory",
+        "from 0 (dpo: all rewards start equal) or about 0.5 to 0.6-0.9; 1 on noisy labels means memorization",
     ),
     "label_accuracy": Metric("share of labelled answers whose reward has the label's sign", "share", "up", "rises"),
     "reward_margin": Metric(
@@ -311,22 +322,20 @@ PREFERENCE = {
         "up",
         "rises from 0, then flattens",
     ),
-    "reward_chosen_mean": Metric(
-        "mean reward of chosen, or good, answers", "reward", healthy="dpo: not far below 0, or likelihood is lost"
-    ),
-    "reward_rejected_mean": Metric("mean reward of rejected, or bad, answers", "reward", "down", "falls"),
+    "reward_chosen_mean": Metric("mean reward of chosen (or good) answers", "reward", healthy="dpo: not far below 0"),
+    "reward_rejected_mean": Metric("mean reward of rejected (or bad) answers", "reward", "down", "falls"),
     "chosen_logp_mean": Metric(
-        "mean over chosen answers of log pi(answer), summed over its tokens", "nats/answer", "up", "falls little"
+        "mean over chosen answers of log pi(answer), summed over its tokens", "nats/answer", "up", "falls slightly"
     ),
     "rejected_logp_mean": Metric("the same over rejected answers", "nats/answer", "down", "falls"),
     "kto_point": Metric(
-        "max(0, mean log(pi / pi_ref) over strangers: other rows' answers to a row's prompt), KTO's point of reference",
+        "max(0, mean log(pi / pi_ref) over mismatched prompt-answer pairs): KTO's reference point",
         "nats/answer",
-        healthy="0 or a little above",
+        healthy="0 or slightly above",
         reduction="same",
     ),
     "eval/auroc": Metric(
-        "chance that a good row is rewarded more than a bad one, ties counting half; pairs: each side a row",
+        "probability that a good row has a higher reward than a bad one, ties counting half; a pair counts as two rows",
         "share",
         "up",
         "above 0.5",
@@ -335,7 +344,7 @@ PREFERENCE = {
         "sum_b n_b / n |mean sigma(reward) - share of good rows| over 10 bins (arXiv 1706.04599)",
         "share",
         "down",
-        "below 0.05; with few rows it cannot be",
+        "below 0.05; higher with few rows",
     ),
     "eval/brier": Metric("mean (sigma(reward) - label)^2", "1", "down", "below 0.25"),
 }
@@ -348,13 +357,11 @@ MACHINE = {
         "trajectories of the step / its seconds", "1/s", "up", reduction="sum", deterministic=False
     ),
     "tokens_per_second": Metric(
-        "tokens that the policy chose / seconds of the step", "tokens/s", "up", reduction="sum", deterministic=False
+        "tokens generated by the policy / seconds of the step", "tokens/s", "up", reduction="sum", deterministic=False
     ),
-    "memory_rss_mb": Metric(
-        "most resident memory of the process so far", "MB", "down", "flat", "max", deterministic=False
-    ),
+    "memory_rss_mb": Metric("peak resident memory of the process", "MB", "down", "flat", "max", deterministic=False),
     "memory_device_mb": Metric(
-        "most memory of its CUDA device that the process's tensors took so far; absent without one",
+        "peak memory of tensors on the CUDA device; absent without one",
         "MB",
         "down",
         "flat",
@@ -376,7 +383,7 @@ SECTIONS = {
 }
 
 METRICS = {name: metric for section in SECTIONS.values() for name, metric in section.items()}
-"""Every metric by name; `<name>` stands for a name without a slash, `<k>` for a whole number."""
+"""All metrics by name; `<name>` is a name without a slash, `<k>` a whole number."""
 
 _HOLES = {"<name>": "[^/]+", "<k>": "[0-9]+"}
 
@@ -392,7 +399,7 @@ _PATTERNS = {_pattern(name): metric for name, metric in METRICS.items() if "<" i
 
 
 def lookup(name: str) -> Metric:
-    """The entry of a metric. KeyError, naming the nearest entry, where there is none.
+    """The entry of a metric. KeyError with the closest match if there is none.
 
     >>> lookup("rewards/length_mean").unit
     'reward'
@@ -407,9 +414,9 @@ def lookup(name: str) -> Metric:
     raise KeyError(f"no metric {name!r} in novarl/observe/glossary.py{hint}")
 
 
-@lru_cache(maxsize=4096)  # asked of every column of every line, and slow for names without an entry
+@lru_cache(maxsize=4096)  # called for every column of every line, and slow for names without an entry
 def deterministic(name: str) -> bool:
-    """Whether two equal runs agree in this metric. A name without an entry is taken to, so that a difference shows."""
+    """Whether two identical runs agree in this metric. True for unknown names, so that differences are found."""
     try:
         return lookup(name).deterministic
     except KeyError:

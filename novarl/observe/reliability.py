@@ -1,4 +1,4 @@
-"""The reliability diagram: what a reward model's probabilities are worth."""
+"""The reliability diagram of a reward model: how well its probabilities are calibrated."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from novarl.observe.figures import FAINT, INK, STYLE
 
 
 def draw_reliability(path: Path, bins: Sequence[tuple[int, float, float]], caption: str) -> None:
-    """Write a PNG: for each bin of (rows, mean probability, share that was good) a point beside the diagonal, its area
-    by its rows, and below it how the probabilities are spread. `caption` is the line above."""
+    """Write a PNG. Each bin (rows, mean probability, fraction of good answers) is a point whose area grows with its
+    rows; a histogram of the probabilities is below. `caption` is the title."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -24,7 +24,7 @@ def draw_reliability(path: Path, bins: Sequence[tuple[int, float, float]], capti
         said, seen = [said for _, said, _ in filled], [seen for _, _, seen in filled]
         plot.plot(said, seen, color="#2563eb", linewidth=1.2)
         plot.scatter(said, seen, s=[12 + 90 * rows / most for rows, _, _ in filled], color="#2563eb", zorder=3)
-        plot.set(xlim=(0, 1), ylim=(0, 1), ylabel="share that was good")
+        plot.set(xlim=(0, 1), ylim=(0, 1), ylabel="fraction of good answers")
         width = 1 / max(1, len(bins))
         spread.bar(
             [(place + 0.5) * width for place in range(len(bins))],
@@ -32,5 +32,5 @@ def draw_reliability(path: Path, bins: Sequence[tuple[int, float, float]], capti
             width=0.92 * width,
             color="#93c5fd",
         )
-        spread.set(xlabel="probability", ylabel="rows")
+        spread.set(xlabel="predicted probability", ylabel="rows")
         figure.savefig(path, metadata={"Software": None})

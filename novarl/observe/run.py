@@ -1,4 +1,4 @@
-"""A run directory, read without torch: metrics, events, rollouts and curves, also of a run that goes on or has died.
+"""Reads a run directory without torch: metrics, events, rollouts and curves, also of a running or killed run.
 
 run = novarl.load_run("runs/x")
 run.metrics[-1]["reward_mean"]; run.metrics.to_pandas(); run.plot()
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Table(Sequence[T], Generic[T]):
-    """Rows in their order; `to_pandas()` makes a DataFrame of them where pandas is installed."""
+    """A sequence of rows; `to_pandas()` converts them to a DataFrame if pandas is installed."""
 
     def __init__(self, rows: Sequence[T]) -> None:
         self._rows = list(rows)
@@ -44,7 +44,7 @@ class Table(Sequence[T], Generic[T]):
         return f"{type(self).__name__}({len(self)} rows)"
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each row, a column for each name. NovaError where pandas is not installed."""
+        """The rows as a DataFrame. NovaError if pandas is not installed."""
         try:
             import pandas
         except ImportError as error:
@@ -53,10 +53,10 @@ class Table(Sequence[T], Generic[T]):
 
 
 class Metrics(Table[dict[str, Any]]):
-    """A dictionary for each update, with `phase` and `step` beside the metrics (docs/metrics.md)."""
+    """One dictionary per update, with `phase`, `step` and the metrics (docs/metrics.md)."""
 
     def series(self, name: str, phase: str | None = None) -> list[float]:
-        """One metric over the updates that have it. NovaError for a metric that no update has."""
+        """One metric over the updates that have it. NovaError if no update has it."""
         rows = [row for row in self if phase in (None, row.get("phase"))]
         found = [row[name] for row in rows if name in row]
         if not found:
@@ -95,7 +95,7 @@ class RolloutRow:
 
     @property
     def advantage(self) -> float | None:
-        """The mean over its tokens; None where nothing was learnt from it."""
+        """The mean over its tokens; None if the answer was not trained on."""
         return sum(self.advantages) / len(self.advantages) if self.advantages else None
 
 
@@ -104,7 +104,7 @@ class Rollouts(Table[RolloutRow]):
 
 
 class LoadedRun:
-    """A run directory as it is now; every property reads it anew."""
+    """The current contents of a run directory; every property reads it again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,7 +114,7 @@ class LoadedRun:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """summary.json; None of a run that has not ended, or was killed."""
+        """summary.json; None if the run has not ended or was killed."""
         return RunDir(self.path).read_json("summary.json")
 
     @property
@@ -129,18 +129,18 @@ class LoadedRun:
 
     @property
     def metrics(self) -> Metrics:
-        """Of every update so far."""
+        """The metrics of every update so far."""
         file = self.path / "metrics.jsonl"
         return Metrics(list(read_metrics(file)) if file.exists() else [])
 
     @property
     def events(self) -> Table[dict[str, Any]]:
-        """What happened between the numbers: saves, evaluations, alerts, failed rollouts."""
+        """Events: saves, evaluations, alerts, failed rollouts."""
         file = self.path / "events.jsonl"
         return Table(list(read_lines(file)) if file.exists() else [])
 
     def plot(self) -> list[Path]:
-        """Draw the curves, a PNG for each phase in `figures/`; returns their paths."""
+        """Draw the curves, one PNG per phase in `figures/`, and return the paths."""
         from novarl.observe.figures import draw
 
         return draw(self.path)
@@ -150,28 +150,28 @@ class LoadedRun:
         return sorted(int(file.stem.removeprefix("step-")) for file in (self.path / "rollouts").glob("step-*.jsonl"))
 
     def rollouts(self, step: int) -> Rollouts:
-        """The answers of a step. NovaError where the log does not have it."""
+        """The answers of a step. NovaError if the step was not logged."""
         stem = self.path / "rollouts" / f"step-{step:06d}"
         if not stem.with_suffix(".jsonl").is_file():
             kept = ", ".join(map(str, self.steps())) or "none"
-            fix = f"logged steps: {kept} (log.rollouts_every says which)"
+            fix = f"logged steps: {kept}; see log.rollouts_every"
             raise NovaError(f"the rollouts of step {step} were not logged", where=str(self.path), fix=fix)
         lines = list(read_lines(stem.with_suffix(".jsonl")))
         tensors = stem.with_suffix(".safetensors")
-        learnt = _learnt(lines, tensors) if tensors.is_file() else {}
-        return Rollouts([_row(line, learnt.get(place, {})) for place, line in enumerate(lines)])
+        trained = _trained(lines, tensors) if tensors.is_file() else {}
+        return Rollouts([_row(line, trained.get(place, {})) for place, line in enumerate(lines)])
 
 
 def load_run(path: str | Path) -> LoadedRun:
-    """The run in a directory. NovaError where there is none."""
+    """The run in a directory. NovaError if there is none."""
     folder = Path(path).expanduser()
     if not any((folder / name).exists() for name in ("metrics.jsonl", "manifest.json", "summary.json")):
-        what = "the directory holds no run" if folder.is_dir() else "no such directory"
-        raise NovaError(what, where=str(path), fix="name a run's directory, such as runs/latest")
+        what = "the directory contains no run" if folder.is_dir() else "no such directory"
+        raise NovaError(what, where=str(path), fix="give a run directory, such as runs/latest")
     return LoadedRun(folder)
 
 
-def _row(line: Mapping[str, Any], learnt: Mapping[str, tuple[Any, ...]]) -> RolloutRow:
+def _row(line: Mapping[str, Any], trained: Mapping[str, tuple[Any, ...]]) -> RolloutRow:
     messages = line["messages"]
     asked = next((message for message in messages if message.get("role") == "user"), messages[0] if messages else {})
     about: dict[str, Any] = {
@@ -180,7 +180,7 @@ def _row(line: Mapping[str, Any], learnt: Mapping[str, tuple[Any, ...]]) -> Roll
         "messages": messages,
         "error": line.get("error"),
         **{name: line.get(name) for name in ("prompt_id", "text", "answer", "reward", "status", "group", "index")},
-        **learnt,
+        **trained,
     }
     return RolloutRow(**about)
 
@@ -195,9 +195,9 @@ NAMES = {
 }
 
 
-def _learnt(lines: Sequence[Mapping[str, Any]], file: Path) -> dict[int, dict[str, tuple[Any, ...]]]:
-    """By the place of its line, the columns of each answer that was learnt from. The batch has the answers in the order
-    of the lines, without those that were left out."""
+def _trained(lines: Sequence[Mapping[str, Any]], file: Path) -> dict[int, dict[str, tuple[Any, ...]]]:
+    """The columns of each answer that was trained on, by line number. The batch has the answers in the order of the
+    lines, without those that were excluded."""
     from safetensors.numpy import load_file
 
     batch = load_file(file)

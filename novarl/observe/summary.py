@@ -1,12 +1,12 @@
-"""The last page of a run: before and after with their intervals, where everything was written, what to try next."""
+"""The final page of a run: scores before and after, findings, output paths, and commands to try next."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from novarl.core.errors import wrapped
 from novarl.observe.diagnosis import CANNOT_LEARN
 
 LABELS = {
@@ -22,28 +22,26 @@ LABELS = {
     "rollouts": "Rollouts",
 }
 ENDS = {
-    "stopped": "Training stopped before its end; everything is saved.",
-    "unsaved": "Training ended, but the disk refused its last checkpoint.",
+    "stopped": "Training was stopped early; everything is saved.",
+    "unsaved": "Training ended, but the last checkpoint could not be written.",
 }
-FELL = "Training ended, and the held-out score is lower than before it."
-IDLE = "Training ended, but this run could learn little or nothing: see what stands out below."
-ODD = "Training ended, and the held-out score rose; see what stands out below."
+FELL = "Training ended, but the held-out score is lower than before."
+IDLE = "Training ended, but the model learned little or nothing. See the warnings below."
+ODD = "Training ended and the held-out score improved. See the warnings below."
 ROWS = ("read", "used", "truncated", "refused", "held_out")
-"""In this order, whatever that of the file they were read from."""
+"""The order in which row counts are printed."""
 BAR_CELLS = 24
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def render_summary(summary: Mapping[str, Any]) -> str:
-    """summary.json as a page of text, at most 80 columns wide but for long paths.
+    """summary.json as a page of text, at most 80 columns wide except for long paths and commands.
 
-    Reads `seconds`, `steps`, `rows`, `rollouts` (`sampled`, `failed`, and of the last step `flat`), `first_failure`
-    (the error of the first rollout that failed), `before` and `after` (`score`, `interval`, `n`, `failed`, `pass@k`),
-    `lr`, `paths` (name: path) and `status` ("done", "stopped", "unsaved"); what is missing is left out. `findings`
-    (`sign`, `said`, `cure`: `observe.diagnosis`) stand out. `warmup` (`steps`, and `loss` and `accuracy` as they began
-    and ended) is what the warm-up did. `max_tokens` and `usual_max_tokens` (the longest answer, and its default),
-    `command`, `task`, `data` and `base` (words that name the rows and the model), `usual_lr` (the default) and
-    `other_algo` (an algorithm that the same settings go with) shape the words.
+    Reads `status` ("done", "stopped", "unsaved"), `before` and `after` (`score`, `interval`, `n`, `failed`, `pass@k`),
+    `seconds`, `steps`, `rows`, `warmup` (`steps`, and the first and last `loss` and `accuracy`), `rollouts` (`sampled`,
+    `failed`, and `flat` for the last step), `first_failure`, `findings` (`sign`, `said`, `cure`: `observe.diagnosis`)
+    and `paths` (name: path). Missing entries are skipped. The suggested commands also read `command`, `task`, `data`,
+    `base`, `lr`, `usual_lr`, `max_tokens`, `usual_max_tokens` and `other_algo`.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
     lines = [ENDS.get(summary.get("status", "done")) or _verdict(summary) or f"{what} completed successfully!", ""]
@@ -62,20 +60,17 @@ def render_summary(summary: Mapping[str, Any]) -> str:
         lines.append("Rows: " + ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in ordered))
     if (rollouts := summary.get("rollouts")) and rollouts["failed"]:
         share = f"{rollouts['failed']:,} of {rollouts['sampled']:,}"
-        lines.append(f"Rollouts that failed and were left out: {share}")
+        lines.append(f"Failed rollouts (excluded from training): {share}")
         if summary.get("first_failure"):
-            said = f"the first: {summary['first_failure']}"
-            wrapper = textwrap.TextWrapper(78, initial_indent="  ", subsequent_indent="    ")
-            wrapper.break_long_words = wrapper.break_on_hyphens = False  # paths stay whole
-            lines += wrapper.wrap(said)
-    lines += [
-        f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in _paths(summary).items()
-    ]
+            lines += wrapped(f"  First error: {summary['first_failure']}", hanging="    ")
     if signs := summary.get("findings"):
-        lines += ["", "What stands out:"]
+        lines += ["", "Warnings:"]
         for sign in signs:
-            said = ". ".join(part for part in (sign["said"], sign.get("cure")) if part)
-            lines += [f"  {line}" for line in textwrap.wrap(said, 78, subsequent_indent="  ")]
+            said = " ".join(f"{part}." for part in (sign["said"], sign.get("cure")) if part)
+            lines += wrapped(f"- {said}", hanging="  ")
+    if paths := _paths(summary):
+        lines.append("")
+        lines += [f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in paths.items()]
     if advice := next_steps(summary):
         lines += ["", "What to try next:"]
         lines += [line for command, why in advice for line in (f"  {command}", f"      {why}")]
@@ -83,7 +78,7 @@ def render_summary(summary: Mapping[str, Any]) -> str:
 
 
 def _verdict(summary: Mapping[str, Any]) -> str | None:
-    """How a run ended that was no plain success."""
+    """The first line of a run that was not a plain success."""
     before, after = summary.get("before"), summary.get("after")
     if _fell(before, after):
         return FELL
@@ -100,7 +95,7 @@ def _warmed_up(warmup: Mapping[str, Any]) -> str:
 
 
 def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(command, why) for what is worth doing after a run that ended like this one, the most useful first."""
+    """(command, purpose) pairs that make sense after this run, the most useful first."""
     paths = _paths(summary)
     command, task = summary.get("command", "rl"), summary.get("task")
     run, model = paths.get("run_dir", "runs/latest"), paths.get("model")
@@ -112,80 +107,76 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         advice.append(
             (
                 f"novarl {command} {run}/config.yaml run_dir={run} resume=auto",
-                "go on where it stopped, as if it never had",
+                "resume where it stopped",
             )
         )
     if (summary.get("rows") or {}).get("refused"):
-        advice.append(
-            (f"grep bad_row {run}/events.jsonl", "the rows that could not be used: file, line, field, reason")
-        )
+        advice.append((f"grep bad_row {run}/events.jsonl", "list the rejected rows with file, line, field and reason"))
     rollouts = summary.get("rollouts") or {}
     if rollouts.get("failed"):
-        advice.append((f"grep failed_rollout {run}/events.jsonl", "why rollouts failed: each with its error"))
+        advice.append((f"grep failed_rollout {run}/events.jsonl", "list the failed rollouts with their errors"))
     if _fell(summary.get("before"), summary.get("after")) and "best" in paths and command != "rm":
-        advice.append((f"novarl sample model={paths['best']}", "the checkpoint whose held-out score was best"))
+        advice.append((f"novarl sample model={paths['best']}", "try the checkpoint with the best held-out score"))
     if "always_cut" in signs and (longest := summary.get("max_tokens")):
         usual = summary.get("usual_max_tokens", 0)
-        more, why = (usual, "the default") if usual > longest else (2 * longest, "twice as many")
+        more, why = (usual, "the default") if usual > longest else (2 * longest, "twice as long")
         again = f"novarl {command} {run}/config.yaml run_dir=null rollout.max_tokens={more}"
-        advice.append((again, f"tokens for an answer, {why}"))
+        advice.append((again, f"allow longer answers: {why}"))
     if other_steps := _other_steps(summary, signs, f"novarl {command} {run}/config.yaml run_dir=null"):
         advice.append(other_steps)
     if rollouts.get("flat"):
-        flat = "every group in the last step had equal rewards"
+        flat = "Every group in the last step had identical rewards."
         if "rollouts" in paths:
-            advice.append((f"tail {paths['rollouts']}/*.jsonl", f"{flat}: read the saved answers"))
+            advice.append((f"tail {paths['rollouts']}/*.jsonl", f"{flat} Inspect the latest saved rollouts."))
         else:
             again = f"novarl {command} {run}/config.yaml run_dir=null log.rollouts_every=1"
-            advice.append((again, f"{flat}: save the answers, and read them"))
+            advice.append((again, f"{flat} Save the rollouts and inspect them."))
     elif _within_noise(summary.get("before"), summary.get("after")) and not signs:
         longer = 2 * summary["steps"] if "steps" in summary else "…"
         advice.append(
             (
                 f"novarl {command} {run}/config.yaml run_dir={run} resume=auto steps={longer}",
-                "the intervals overlap: this may be chance, so train longer",
+                "the intervals overlap, so the change may be noise: train longer",
             )
         )
     if command == "rm":
         if summary.get("loss") in ("bt", "bce"):
-            advice.append(
-                (f"novarl rl {subject}{base} reward=model:{run}", "reinforcement learning on what it prefers")
-            )
+            advice.append((f"novarl rl {subject}{base} reward=model:{run}", "use it as the reward of an RL run"))
     elif model:
-        advice.append((f"novarl sample model={model}", "talk to the model"))
+        advice.append((f"novarl sample model={model}", "chat with the trained model"))
     if command == "sft" and model:
         rewarded = "" if task else " reward=mine.py:reward_fn"
-        advice.append((f"novarl rl {subject}{rewarded} model={model}", "reinforcement learning from here"))
+        advice.append((f"novarl rl {subject}{rewarded} model={model}", "continue with reinforcement learning"))
     elif command == "rl":
         other = summary.get("other_algo")
         again = f"novarl rl {run}/config.yaml run_dir=null"
         if other is None:
-            advice.append((f"{again} seed=1", "another seed, to compare"))
+            advice.append((f"{again} seed=1", "compare with another seed"))
         else:
-            advice.append((f"{again} algo={other} seed=1", "another algorithm, or only another seed, to compare"))
+            advice.append((f"{again} algo={other} seed=1", "compare with another algorithm and another seed"))
     elif command == "eval" and "samples" in paths:
-        advice.append((f"less {paths['samples']}", "the first answers, beside those that were wanted"))
+        advice.append((f"less {paths['samples']}", "read the first answers next to the expected ones"))
     if "tensorboard" in paths:
-        advice.append((f"tensorboard --logdir {paths['tensorboard']}", "every metric as a curve in the browser"))
+        advice.append((f"tensorboard --logdir {paths['tensorboard']}", "see every metric as a curve in the browser"))
     return advice
 
 
 def _other_steps(summary: Mapping[str, Any], signs: set[str], again: str) -> tuple[str, str] | None:
-    """(command, why) where updates, or what else the loss holds, were too much for the policy, or too little."""
+    """(command, purpose) if the updates were too large or too small, or the entropy bonus too strong."""
     fell = _fell(summary.get("before"), summary.get("after"))
     if "unsure" in signs and summary.get("entropy_coef"):
-        return f"{again} entropy.coef=0", "the entropy bonus outweighs the reward"
+        return f"{again} entropy.coef=0", "the entropy bonus outweighs the reward: turn it off"
     if "low_lr" in signs:
         return (
             f"{again} optim.lr={summary['usual_lr']:g}",
-            f"larger steps: the default, for this run's {summary['lr']:g}",
+            f"use the default learning rate (this run: {summary['lr']:g})",
         )
     if not (lr := summary.get("lr")) or not (fell or signs & {"far", "certain"}):
         return None
-    why, usual = "the score fell: smaller steps" if fell else "smaller steps", summary.get("usual_lr", lr)
+    why, usual = "the score fell: lower the" if fell else "lower the", summary.get("usual_lr", lr)
     if lr > 3 * usual:
-        return f"{again} optim.lr={usual:g}", f"{why}: the default, for this run's {lr:g}"
-    return f"{again} optim.lr={lr / 3:.1g}", f"{why}, about a third of this run's"
+        return f"{again} optim.lr={usual:g}", f"{why} learning rate to the default (this run: {lr:g})"
+    return f"{again} optim.lr={lr / 3:.1g}", f"{why} learning rate to about a third"
 
 
 def _paths(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -205,7 +196,7 @@ def _scores(measured: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
         f"  {name:<7}{value:{width}.3f}{_between(last.get(f'{name}_interval') or ())}" for name, value in passed.items()
     ]
     if passed:
-        lines.append("  (the score is of greedy answers, pass@k of sampled ones: right from a reward of 1 on)")
+        lines.append("  (score: greedy decoding; pass@k: sampled, correct if the reward is at least 1)")
     if len(shown) == 2:
         lines.append(f"  {'gain':<7}{shown['after']['score'] - shown['before']['score']:+z{width}.3f}")
     return [*lines, ""]
@@ -220,7 +211,7 @@ def _score(score: Mapping[str, Any], width: int, is_share: bool) -> str:
 
 
 def _interval(score: Mapping[str, Any]) -> Sequence[float]:
-    """The ends that are known; JSON's texts stand for infinite ones."""
+    """Both ends if they are finite; infinite ends are text in JSON."""
     found = [float(end) for end in score.get("interval") or ()]
     return found if all(map(math.isfinite, found)) else ()
 
@@ -235,19 +226,19 @@ def _bar(share: float) -> str:
 
 
 def _fell(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
-    """Whether the interval after lies wholly below that before."""
+    """Whether the interval after training lies entirely below the one before."""
     if not (before and after and before.get("interval") and after.get("interval")):
         return False
     return bool(after["interval"][1] < before["interval"][0])
 
 
 def rose(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
-    """Whether the interval after lies wholly above that before."""
+    """Whether the interval after training lies entirely above the one before."""
     return _fell(after, before)
 
 
 def _within_noise(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
-    """Whether both were measured and neither's interval lies wholly beside the other's."""
+    """Whether both scores were measured and their intervals overlap."""
     if not (before and after and before.get("interval") and after.get("interval")):
         return False
     return bool(before["interval"][0] <= after["interval"][1] and after["interval"][0] <= before["interval"][1])

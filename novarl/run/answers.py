@@ -1,4 +1,4 @@
-"""A model's answers to prompts that somebody asks."""
+"""A model's answers to prompts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def answers(
     apply_chat_template: bool = True,
     sampling: Mapping[str, Any],
 ) -> list[list[str]]:
-    """`n` answers to each prompt, as text. `sampling` has the names in `SETTINGS`; greedy without a temperature."""
+    """`n` answers per prompt, as text. `sampling` takes the names in `SETTINGS`; without a temperature it is greedy."""
     if unknown := sorted(set(sampling) - set(SETTINGS)):
-        raise NovaError(f"unknown setting {unknown[0]!r}", where="generate", fix=f"one of {', '.join(SETTINGS)}")
+        raise NovaError(f"unknown setting {unknown[0]!r}", where="generate", fix=f"use one of {', '.join(SETTINGS)}")
     stop = sampling.get("stop", ())
     settings = {"temperature": 0.0, **sampling, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
 
@@ -51,7 +51,7 @@ async def ask(
     n: int,
     apply_chat_template: bool,
 ) -> list[tuple[Completion, str]]:
-    """`n` completions of prompt `number`, and what they say."""
+    """`n` completions of prompt `number`, with their texts."""
     tokens = render_prompt(
         policy.tokenizer,
         messages,
@@ -68,7 +68,7 @@ async def ask(
 
 
 def messages_of(prompt: Asked) -> tuple[Message, ...]:
-    """A prompt as messages: a string is one of the user's."""
+    """A prompt as messages; a string becomes one user message."""
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
     return tuple(dict(message) for message in prompt)

@@ -1,4 +1,4 @@
-"""Values by continuations: VinePPO's estimate of a state is the mean reward of answers that go on from it."""
+"""Values from continuations: VinePPO estimates a state by the mean reward of answers that continue from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from novarl.run.sampler import Sampler
 
 
 class Continue:
-    """Estimates states: `samples` continuations of each, sampled and scored as answers are."""
+    """Estimates states from `samples` continuations each, sampled and scored like answers."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Continue:
                 errors[item.rollout.group].append(str(item.error))
         for state, seen, failures in zip(states, rewards, errors, strict=True):
             if not seen:
-                first = failures[0].partition("\n")[0]  # a traceback may follow it
+                first = failures[0].partition("\n")[0]  # a traceback may follow
                 raise NovaError(
                     f"the reward failed for every continuation of an answer to prompt {state.prompt.id}: {first}",
                     where="reward",
-                    fix="mend the reward function",
+                    fix="fix the reward function",
                 )
         return [Estimate(fmean(seen), pstdev(seen), tokens) for seen, tokens in zip(rewards, spent, strict=True)]
 
@@ -73,11 +73,11 @@ class Continue:
         return [rollout for rollout, _ in done], spent
 
     def _rollout(self, number: int, state: State, index: int, completion: Completion) -> Rollout:
-        """The whole answer, as a reward sees it: of its tokens all are the policy's, those that the state has too."""
+        """The whole answer as a reward sees it. All of its tokens, including those of the state, are the policy's."""
         asked, answer = state.prompt.tokens, (*state.answer, *completion.tokens)
         ended = completion.finish_reason == "stop" and answer[-1] in self.ends
         text = turn_text(self.tokenizer, asked, answer, ended=ended, apply_chat_template=self.apply_chat_template)
-        # It is never trained on: how likely its tokens were, and by which weights, nobody reads.
+        # Never trained on, so log-probabilities and weight versions are not needed.
         zeros = (0.0,) * (len(asked) + len(answer))
         sequence = TokenSequence(
             tokens=(*asked, *answer),

@@ -1,4 +1,4 @@
-"""A short name of an architecture."""
+"""A short hash of an architecture."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from novarl.models.lora import plain_parameters
 
 
 def fingerprint(policy: Policy) -> str:
-    """Equal for two models whose weights can stand in for each other."""
+    """Equal for two models whose weights have the same names and shapes."""
     shapes = ";".join(f"{name}:{tuple(value.shape)}" for name, value in plain_parameters(policy.model))
     return hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()

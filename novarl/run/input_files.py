@@ -1,4 +1,4 @@
-"""The files that a run learns from, by what is in them: data, rewards, environments of the user's own."""
+"""Hashes of a run's input files: data, rewards, environments, chat templates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """The sha256 of each data file, Python file and chat template that a configuration names; a folder's is that of
-    its files' names and contents."""
+    """The sha256 of each data file, Python file and chat template in a configuration. The hash of a folder covers the
+    names and contents of its files."""
     found: dict[str, str] = {}
     for key, text in _texts(values):
         for name in _names(key, text):
@@ -21,7 +21,7 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _names(key: str, text: str) -> list[str]:
-    """The paths that `text` may stand for, the value of a key that ends in `key`."""
+    """The paths that `text`, the value of a key that ends in `key`, may refer to."""
     if key == "data":
         return [text, *text.split("@")]  # with a split
     if ".py" in text:
@@ -30,16 +30,16 @@ def _names(key: str, text: str) -> list[str]:
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What is said of files that are others than when the run last began."""
+    """Notes about files that have changed since the run last started."""
     return [
-        f"{name} has changed since the run last began (sha256 {now[name][:12]}, it was {digest[:12]})"
+        f"{name} has changed since the run last started (sha256 {now[name][:12]}, previously {digest[:12]})"
         for name, digest in before.items()
         if name in now and now[name] != digest
     ]
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a configuration, with the last part of its key."""
+    """Every string in a configuration, with the last part of its key."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
@@ -61,7 +61,7 @@ def _digest(name: str) -> str | None:
         for file in sorted(file for file in path.rglob("*") if file.is_file()):
             whole.update(f"{file.relative_to(path).as_posix()}\0{_sha256(file)}\0".encode("utf-8", "surrogateescape"))
         return whole.hexdigest()
-    except (OSError, ValueError, RuntimeError):  # no path at all
+    except (OSError, ValueError, RuntimeError):  # not a path
         return None
 
 

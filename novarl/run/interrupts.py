@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals that end a process."""
+"""Ctrl-C and termination signals."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 
 class Stopped(Exception):
-    """Ctrl-C, SIGTERM or SIGHUP was obeyed: the update was finished and the state saved."""
+    """The run was stopped by Ctrl-C, SIGTERM or SIGHUP, after finishing the update and saving."""
 
 
 class Interrupts:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP (the terminal was closed) into a wish to stop after the update; the
-    second one stops at once. A SIGHUP that is ignored (nohup) stays so. Only the main thread hears signals."""
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP (closed terminal) into a request to stop after the current update; the
+    second one stops at once. An ignored SIGHUP (nohup) stays ignored. Only the main thread handles signals."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -42,4 +42,4 @@ class Interrupts:
             raise KeyboardInterrupt
         self.wanted = True
         with suppress(OSError):  # the terminal may be gone
-            print("\nstopping after this update, then saving (once more to stop at once)", file=sys.stderr)
+            print("\nStopping after this update, then saving. Press Ctrl-C again to stop immediately.", file=sys.stderr)

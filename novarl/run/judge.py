@@ -1,4 +1,4 @@
-"""Measuring a policy on held-out rows, and showing what it says."""
+"""Evaluation of a policy on held-out rows, and samples.md."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SHOWN = 10
 """Rows in samples.md."""
 
 ENDED = {
-    "stop": "ended by itself",
-    "length": "cut off at the limit of tokens",
-    "turns": "cut off at the limit of turns",
-    "context": "cut off where the model's context is full",
+    "stop": "complete",
+    "length": "truncated at the token limit",
+    "turns": "truncated at the turn limit",
+    "context": "truncated at the end of the model's context",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Answers held-out rows greedily, and `k` more times by `sampling` for pass@k, and best-of-k by the reward
+    """Answers held-out rows greedily, and `k` more times with `sampling` for pass@k and for best-of-k by the reward
     `best_of`."""
 
     prompts: Sequence[Prompt]
@@ -59,36 +59,36 @@ class Judge:
 
 
 def write_samples(path: Path, rows: Sequence[Scored]) -> None:
-    """samples.md: the first rows of an evaluation, with the question, the answer wanted and the one given."""
-    parts = ["# Samples\n\nThe first held-out rows, answered greedily.\n"]
+    """samples.md: the first rows of an evaluation with prompt, expected answer and the model's answer."""
+    parts = ["# Samples\n\nThe first held-out rows, answered with greedy decoding.\n"]
     for number, row in enumerate(rows[:SHOWN], start=1):
         rollout = row.rollout
-        score = "failed" if row.reward is None else "not asked for" if math.isnan(row.reward) else f"{row.reward:.3f}"
+        score = "failed" if row.reward is None else "none" if math.isnan(row.reward) else f"{row.reward:.3f}"
         parts.append(
             f"## {number}. {rollout.prompt.id}\n\n{_conversation(rollout.prompt.messages)}\n\n"
-            + (f"wanted:\n\n{_fence(str(rollout.prompt.answer))}\n\n" if rollout.prompt.answer is not None else "")
-            + f"given (reward {score}, {ENDED.get(rollout.finish_reason, rollout.finish_reason)}):\n\n"
+            + (f"expected:\n\n{_fence(str(rollout.prompt.answer))}\n\n" if rollout.prompt.answer is not None else "")
+            + f"answer (reward {score}, {ENDED.get(rollout.finish_reason, rollout.finish_reason)}):\n\n"
             + f"{_conversation(_said(rollout)) if turns_of(rollout) > 1 else _fence(rollout.text)}\n"
         )
     write_atomic(path, visible("\n".join(parts)))
 
 
 def _said(rollout: Rollout) -> Sequence[Message]:
-    """What was said after the prompt, by the policy and its environment."""
+    """The messages after the prompt, from the policy and its environment."""
     asked = len(rollout.prompt.messages)
     begins = rollout.messages[:asked] == rollout.prompt.messages
     return rollout.messages[asked:] if begins else rollout.messages
 
 
 def _conversation(messages: Sequence[Message]) -> str:
-    """Its text; who says what, where there is more than one message."""
+    """The text of one message, or the role and text of each of several."""
     if len(messages) == 1:
         return _fence(str(messages[0]["content"]))
     return "\n\n".join(f"{message['role']}:\n\n{_fence(str(message['content']))}" for message in messages)
 
 
 def _fence(text: str) -> str:
-    """`text` as a code block, whatever backquotes it holds."""
+    """`text` as a code block, with a fence longer than any run of backquotes in it."""
     ticks = "```"
     while ticks in text:
         ticks += "`"

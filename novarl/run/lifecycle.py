@@ -1,7 +1,7 @@
-"""A training run from its directory to its summary: the one lifecycle of RL, SFT, DPO and reward models.
+"""The lifecycle of a training run, shared by RL, SFT, DPO and reward models.
 
-`compose` makes a `Training`, the parts of one kind of run. `Run` drives it: it opens the directory, writes what every
-run writes, goes through the phases, and yields each update's record, so that its caller may stop between any two.
+`compose` creates a `Training`, the parts of one kind of run. `Run` drives it: it opens the directory, writes the common
+files, goes through the phases, and yields the record of each update, so that the caller may stop between updates.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from novarl.run.settings import RunSettings
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a run stands on before anything is loaded."""
+    """The environment of a run, before anything is loaded."""
 
     device: torch.device
     ranks: Ranks
@@ -48,7 +48,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Phase:
-    """A part of a run: a loop, `steps` long, and what a checkpoint of it must hold. The `last` one is evaluated before
+    """A part of a run: a loop of `steps` steps and the state for its checkpoints. The `last` phase is evaluated before
     and after, and saved at its end."""
 
     name: str
@@ -61,13 +61,13 @@ class Phase:
 
 
 class Training(ABC):
-    """The parts of one kind of run. To make one writes nothing, so that a mistake leaves no trace."""
+    """The parts of one kind of run. Creating one writes nothing, so an invalid configuration leaves no files behind."""
 
     policy: Policy
     rows: Rows[Any]
     steps: int
     engine: Engine
-    """What samples answers, for whoever asks the model something."""
+    """The engine that generates answers."""
     longest: int
     """Tokens that an answer may have."""
     loop_state: LoopState
@@ -75,47 +75,47 @@ class Training(ABC):
     @property
     @abstractmethod
     def notes(self) -> Sequence[str]:
-        """What should be known of the run when it begins."""
+        """Notes that are printed when the run starts."""
 
     @abstractmethod
     def write_model(self, folder: Path) -> None:
-        """Write the model as it is now, to be loaded by others."""
+        """Write the current model to a folder that other tools can load."""
 
     @abstractmethod
     def begin(self, session: Session) -> None:
-        """What this kind of run writes and computes before its first phase."""
+        """Write and compute whatever this kind of run needs before its first phase."""
 
     @abstractmethod
     def phases(self, session: Session) -> Iterator[Phase]:
-        """One after the other; what stands between two of them happens between them."""
+        """The phases in order. Code between two yields runs between the phases."""
 
     @property
     @abstractmethod
     def evaluate(self) -> Callable[[], Evaluation] | None:
-        """Measures the model on held-out rows; None where there are none."""
+        """Evaluates the model on held-out rows; None if there are none."""
 
     @abstractmethod
     def show(self, session: Session, found: Evaluation | None) -> None:
-        """Write samples.md and figures of a run that has reached its end."""
+        """Write samples.md and figures of a completed run."""
 
     @abstractmethod
     def entries(self, session: Session) -> Mapping[str, Any]:
-        """What this kind of run adds to summary.json, however it ended."""
+        """Additional entries of summary.json, also for a stopped run."""
 
     def publish(self) -> None:
         """Have `engine` sample from the weights of this moment. All ranks call it."""
         link(self.policy.model, self.engine)(self.loop_state.update)
 
     def manifest(self) -> Mapping[str, Any]:
-        """What this kind of run adds to manifest.json."""
+        """Additional entries of manifest.json."""
         return {}
 
     def about(self) -> Mapping[str, Any]:
-        """What this kind of run adds to the event that says it begins."""
+        """Additional fields of the start event."""
         return {}
 
     def facts(self) -> Mapping[str, Any]:
-        """What this kind of run adds to what its checkpoints remember."""
+        """Additional facts in the checkpoints."""
         return {}
 
     @abstractmethod
@@ -124,10 +124,10 @@ class Training(ABC):
 
 
 class Run:
-    """One run, an iterator over the records of its updates; they are the same on every rank.
+    """One run: an iterator over the records of its updates, which are the same on every rank.
 
-    `summary` is None until the run has ended. Leaving early saves: `close` writes a checkpoint to resume from, and then
-    `close`s what the run was given.
+    `summary` is None until the run has ended. `close` on an unfinished run writes a checkpoint to resume from, then
+    calls the given `close`.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Run:
     def __next__(self) -> Record:
         try:
             self.prepare()
-            with self.interrupts:  # not while the caller does something else
+            with self.interrupts:  # not while the caller runs its own code
                 return next(self._records)
         except StopIteration:
             raise
@@ -158,8 +158,8 @@ class Run:
             raise
 
     def finish(self) -> dict[str, Any]:
-        """Run to the end; what summary.json holds. Its `status` is "done", "stopped" (a signal was obeyed), or
-        "unsaved" (the disk refused the last checkpoint)."""
+        """Run to the end and return the contents of summary.json. Its `status` is "done", "stopped" (by a signal) or
+        "unsaved" (the last checkpoint could not be written)."""
         self.prepare()
         with self.interrupts:
             for _ in self:
@@ -168,14 +168,14 @@ class Run:
         return self.summary
 
     def close(self) -> None:
-        """Save a run that was left early, and end its processes."""
+        """Save an unfinished run and end its processes."""
         try:
             self._records.close()
         finally:
             self._open.close()
 
     def prepare(self) -> tuple[Training | None, Session | None]:
-        """Load and check everything; nothing is written yet. No training where the run was finished before."""
+        """Load and check everything; nothing is written yet. Returns no training if the run is already complete."""
         if self.training is not None or self.summary is not None:
             return self.training, self.session
         settings = self.settings
@@ -237,7 +237,7 @@ class Run:
             status = "done"
         except Stopped:
             pass
-        except GeneratorExit:  # the caller has left
+        except GeneratorExit:  # the caller stopped early
             if phase is None:
                 raise
             session.save(phase.state)
@@ -248,7 +248,7 @@ class Run:
         session.rundir.release()
 
     def _begin(self, training: Training, session: Session) -> None:
-        """The first writes: the directory, the manifest, the sinks."""
+        """Create the directory, the manifest and the sinks."""
         settings, policy, state = self.settings, training.policy, self._opened.state
         device = next(policy.model.parameters()).device
         manifest = {

@@ -1,4 +1,4 @@
-"""Where a model comes from: the runs that made it, as far as their directories are still around it."""
+"""The runs that produced a model, as far as their directories still exist."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from novarl.core.errors import NovaError
 
 
 def runs_behind(model: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """The run whose checkpoint the folder `model` is in and its configuration, then the run that it began with, and so
-    on."""
+    """The run whose checkpoint contains the folder `model`, with its configuration, then the run behind that run's
+    initial model, and so on."""
     seen: set[Path] = set()
     while (run := _run_around(Path(model).expanduser().resolve())) is not None and run not in seen:
         try:
@@ -30,9 +30,8 @@ def _run_around(folder: Path) -> Path | None:
     return run if run is not None and (run / "config.yaml").is_file() else None
 
 
-def learnt_from(model: str, data: str) -> Path | None:
-    """The run behind a model, if there is one, that learnt from the rows of `data`: the same file, folder or name of a
-    published data set."""
+def trained_on(model: str, data: str) -> Path | None:
+    """The run behind a model, if any, that was trained on `data`: the same file, folder or dataset name."""
     for run, config in runs_behind(model):
         if isinstance(learnt := config.get("data"), str) and _same(learnt, data):
             return run

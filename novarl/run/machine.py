@@ -12,38 +12,38 @@ from novarl.core.seeds import derive
 from novarl.distributed.ranks import Ranks
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""glibc's numbers for what `mallopt` sets: free bytes at the end of the heap that go back to the system, and from what
-size on a block is the system's own."""
+"""Parameters of glibc's `mallopt`: free bytes at the end of the heap that are returned to the system, and the size from
+which a block is mapped by itself."""
 
 MAPPED = 32 << 20
-"""Bytes: what glibc raises the second number to by itself, at most."""
+"""Bytes: the maximum to which glibc raises M_MMAP_THRESHOLD by itself."""
 
 
 def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ranks]:
-    """Settle the device, the number of threads and torch's own generator; join torchrun's other processes, if any."""
+    """Choose the device, set threads and torch's seed, and join torchrun's other processes, if any."""
     keep_freed_memory()
     flush_denormals()
     torch.manual_seed(derive(seed, "torch"))
     torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS", "2")))
     chosen = pick_device(device)
     if chosen.type == "cuda" and chosen.index is not None:
-        torch.cuda.set_device(chosen)  # what names no index (streams, NCCL, other libraries) means this rank's own too
+        torch.cuda.set_device(chosen)  # also for code that names no index (streams, NCCL, other libraries)
     ranks = Ranks.start(chosen)
     return chosen, ranks
 
 
 def flush_denormals() -> None:
-    """Take numbers below 1.2e-38, the least that a float32 holds in full, as 0, in this thread and those it starts.
+    """Flush denormal numbers (below 1.2e-38 in float32) to 0, in this thread and the threads it starts.
 
-    Gradients of unlikely tokens, and their squares, come near that, and many processors compute what is below it by
+    Gradients of unlikely tokens and their squares can be that small, and many processors compute denormals in
     microcode, many times slower.
     """
     torch.set_flush_denormal(True)
 
 
 def divided_threads(threads: int | None, *, staleness: int, sampling: int | None) -> tuple[int, int]:
-    """(threads of this process, threads that sample). Where a second process samples (`staleness`), `threads` is what
-    both have together, unless `sampling` gives the second its own; each has one at least."""
+    """(threads of this process, threads of the sampling process). With a second process (`staleness`), both share
+    `threads` unless `sampling` sets the second's own number; each has at least one."""
     total = threads or int(os.environ.get("OMP_NUM_THREADS", "2"))
     if staleness == 0:
         return total, total
@@ -53,10 +53,10 @@ def divided_threads(threads: int | None, *, staleness: int, sampling: int | None
 
 
 def keep_freed_memory() -> None:
-    """Let freed tensors be used again without asking the system, where the C library is glibc.
+    """Keep freed memory for reuse instead of returning it to the system, if the C library is glibc.
 
-    By default it gives the end of its heap back at once, and the system zeroes each page anew at its next touch. Blocks
-    above `MAPPED` still go back, since kept ones fit only what is a little smaller, and large ones would pile up.
+    By default the end of the heap is returned at once, and the system zeroes each page again at its next use. Blocks
+    above `MAPPED` are still returned, because kept blocks fit only slightly smaller requests and would accumulate.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
@@ -65,18 +65,18 @@ def keep_freed_memory() -> None:
 
 
 def check_overlap(staleness: int, ranks: Ranks) -> None:
-    """Refuse a second process for each of torchrun's: their collectives would meet those of the learners."""
+    """Refuse overlap under torchrun: collectives of the sampling processes would clash with the learners'."""
     if staleness and ranks.size > 1:
         raise NovaError(
-            f"overlap is for one learning process, and torchrun started {ranks.size}",
+            f"rollout.staleness=1 supports one training process, but torchrun started {ranks.size}",
             where="rollout.staleness",
             fix="use rollout.staleness=0, or start one process",
         )
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the first accelerator, else the CPU; anything else must be there. Under torchrun each process of a
-    machine takes the CUDA device of its own number."""
+    """`auto` is the first accelerator, otherwise the CPU; any other device must be available. Under torchrun, each
+    process uses the CUDA device of its local rank."""
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         name = accelerator.type if accelerator else "cpu"
@@ -90,10 +90,10 @@ def pick_device(name: str) -> torch.device:
         "xpu": torch.xpu.is_available(),
     }
     if not available.get(kind, False):
-        raise NovaError("this machine has no such device", where=f"device={name}", fix="use device=auto or device=cpu")
+        raise NovaError("this device is not available", where=f"device={name}", fix="use device=auto or device=cpu")
     if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise NovaError(
-            f"this machine has {count} of them", where=f"device={name}", fix=f"start at most {count} processes on it"
+            f"this machine has {count} CUDA devices", where=f"device={name}", fix=f"start at most {count} processes"
         )
     return torch.device(name)

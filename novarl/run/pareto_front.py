@@ -1,14 +1,13 @@
-"""The front of a run with several objectives: what its policies scored on the held-out rows, and which nothing beats.
+"""The Pareto front of a run with several objectives, from its held-out evaluations.
 
-Every evaluation (before training, after every `eval_every` steps, after the last one) is offered to a Pareto archive of
-`multi_objective.archive_size` checkpoints. It lies in the checkpoint's facts; front.json and figures/front.png show it.
+Every evaluation (before training, every `eval_every` steps, after training) is offered to a Pareto archive of
+`multi_objective.archive_size` policies. It is stored in the checkpoints; front.json and figures/front.png show it.
 
-Only objectives that an evaluation measures can go in: rewards by name, `reward` (their weighted sum) and `length`. KL
-and entropy are measured on what the policy samples while it trains, never on the greedy answers of an evaluation; they
-are named in front.json under `not_measured`.
+Only objectives that an evaluation measures are included: rewards by name, `reward` (their weighted sum) and `length`.
+KL and entropy are measured on training samples only; front.json lists them under `not_measured`.
 
-Where two or more are measured, the hypervolume of all evaluations so far is the metric `eval/hypervolume`: what they
-dominate above a reference point, by default the first evaluation, so that it says how far the front has moved since.
+With two or more measured objectives, the metric `eval/hypervolume` is the volume dominated by all evaluations so far
+above a reference point, by default the first evaluation.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
     from novarl.run.session import Session
 
 FACT = "front"
-"""Its name among the facts of a checkpoint."""
+"""The archive's key in a checkpoint's facts."""
 NOT_MEASURED = ("kl", "entropy")
-"""Objectives that an evaluation says nothing of."""
+"""Objectives that an evaluation does not measure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One objective of a front: `epsilon` is the size of its boxes, `reference` its least useful value."""
+    """One objective of a front: `epsilon` is the box size, `reference` the worst value of interest."""
 
     direction: Direction
     epsilon: float = 0.0
@@ -45,7 +44,7 @@ class Axis:
 
 
 class Front:
-    """The archive of one run, and everything that was offered to it, in the order of the steps."""
+    """The archive of one run, and all evaluations offered to it, in step order."""
 
     def __init__(self, axes: Mapping[str, Axis], session: Session, *, size: int, prune: Prune) -> None:
         self.session = session
@@ -65,16 +64,16 @@ class Front:
         self.evaluated: dict[str, Evaluated] = {}
         if (saved := session.facts.get(FACT)) is not None:
             self.load_state_dict(saved)
-            self._write()  # what lies there may be of a step after the checkpoint
+            self._write()  # the file may be from a step after the checkpoint
 
     @property
     def reference(self) -> Vector:
-        """The reference point of the hypervolume, as measured: what was asked for, else the first evaluation."""
+        """The reference point of the hypervolume: as configured, otherwise the first evaluation."""
         first = next(iter(self.evaluated.values())).vector
         return tuple(value if asked is None else asked for asked, value in zip(self.asked, first, strict=True))
 
     def hypervolume(self) -> float | None:
-        """What the evaluations so far dominate above the reference; None before the first, or of one objective."""
+        """The hypervolume of all evaluations so far; None before the first one, or with a single objective."""
         if len(self.directions) < 2 or not self.evaluated:
             return None
         ways = list(self.directions.values())
@@ -82,10 +81,8 @@ class Front:
         return hypervolume(rows, maximised(self.reference, ways))
 
     def add(self, found: Evaluation, step: int) -> None:
-        """Offer what the policy of `step` scored; an evaluation whose reward failed throughout says nothing.
-
-        Of two evaluations of one step the later one stands.
-        """
+        """Offer an evaluation of the policy at `step`. It is ignored if the reward failed for every row; a second
+        evaluation of the same step replaces the first."""
         rows = [item for item in found.rows if item.reward is not None]
         columns = [[measured(item, name) for item in rows] for name in self.directions]
         if not rows or any(not math.isfinite(value) for column in columns for value in column):
@@ -99,11 +96,11 @@ class Front:
         self._write()
 
     def state_dict(self) -> dict[str, Any]:
-        """The archive, and all that was offered, as plain lists and numbers."""
+        """The archive and all evaluations, as plain lists and numbers."""
         return {"archive": self.archive.state_dict(), "evaluated": [asdict(entry) for entry in self.evaluated.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore the state of `state_dict`."""
         self.archive.load_state_dict(state["archive"])
         entries = [
             Evaluated(entry["name"], tuple(entry["vector"]), tuple(entry["errors"]), entry["step"])
@@ -112,19 +109,19 @@ class Front:
         self.evaluated = {entry.name: entry for entry in entries}
 
     def draw(self) -> None:
-        """figures/front.png, where two objectives or more were measured; on the first rank alone."""
+        """Draw figures/front.png if two or more objectives were measured; on the first rank only."""
         if self.session.ranks.rank != 0 or len(self.directions) < 2 or not self.evaluated:
             return
         path = self.session.rundir.path / "figures" / "front.png"
         entries, names = list(self.evaluated.values()), [visible(name) for name in self.directions]
-        title = visible(f"Held-out front of {self.session.rundir.path.resolve().name}")
-        with self.session.drawing("the front"):
+        title = visible(f"Held-out Pareto front of {self.session.rundir.path.resolve().name}")
+        with self.session.drawing("the Pareto front"):
             path.parent.mkdir(exist_ok=True)
             ways, reference = list(self.directions.values()), self.reference
             draw_front(entries, path, names, directions=ways, reference=reference, title=title)
 
     def _write(self) -> None:
-        """front.json, for people and tools; the run itself goes on from the checkpoint."""
+        """Write front.json, for people and tools; a resumed run reads the checkpoint instead."""
         if self.session.ranks.rank != 0:
             return
         document = {
@@ -138,14 +135,14 @@ class Front:
         self.session.rundir.write_json("front.json", document)
 
     def _entry(self, entry: Evaluated) -> dict[str, Any]:
-        """By the names of the objectives."""
+        """An evaluation with its values by objective name."""
         means = dict(zip(self.directions, entry.vector, strict=True))
         errors = dict(zip(self.directions, entry.errors, strict=True)) if entry.errors else None
         return {"name": entry.name, "step": entry.step, "means": means, "standard_errors": errors}
 
 
 def measured(item: Scored, name: str) -> float:
-    """What an answer reached in one objective; NaN where its rewards do not say."""
+    """The value of one objective for an answer; NaN if its rewards do not include it."""
     if name == "length" and name not in item.rewards:
         return float(sum(sum(sequence.mask) for sequence in item.rollout.sequences))
     if name == "reward" and name not in item.rewards:

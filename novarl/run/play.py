@@ -1,4 +1,4 @@
-"""The first two verbs of a loop: sampling, and scoring that begins while others are still sampled."""
+"""Sampling and scoring for a loop. Scoring starts while other answers are still being sampled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from novarl.run.sampler import Sampler
 
 
 class Play:
-    """The first two verbs of a loop, `sample` and then `score` of what it gave. Between them rewards go on: the event
-    loop is one for the whole run."""
+    """`sample`, then `score` of its result. Rewards run in between, since the run has one event loop."""
 
     def __init__(self, sampler: Sampler, rewards: RewardSet) -> None:
         self.sampler, self.rewards = sampler, rewards

@@ -17,7 +17,7 @@ from novarl.run.session import Session
 
 
 def open_sinks(folder: Path, *, console: bool, tensorboard: bool) -> list[Sink]:
-    """The sinks of rank 0. metrics.jsonl and events.jsonl are always written: the run directory is the contract."""
+    """The sinks of rank 0. metrics.jsonl and events.jsonl are always written."""
     sinks: list[Sink] = [JsonlSink(folder)]
     if tensorboard:
         sinks.append(TensorBoardSink(folder / "tb"))
@@ -27,9 +27,9 @@ def open_sinks(folder: Path, *, console: bool, tensorboard: bool) -> list[Sink]:
 
 
 def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Draw the curves, name what was written, write summary.json and say it.
+    """Draw the curves, list the written files, and write and print the summary.
 
-    The status is "unsaved" where the disk refused the last checkpoint: the run is then neither done nor saved.
+    The status is "unsaved" if the last checkpoint could not be written.
     """
     folder = session.rundir.path
     if session.saved_order != session.order:
@@ -53,14 +53,14 @@ def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_end(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a run that reached its end. NovaError where its last checkpoint could not be written;
-    KeyboardInterrupt where a signal stopped it, once all is saved."""
+    """The summary of a completed run. NovaError if its last checkpoint could not be written; KeyboardInterrupt if a
+    signal stopped it, after everything is saved."""
     if summary["status"] == "unsaved":
         raise NovaError(
-            f"the checkpoint of step {summary['steps']} could not be written, so what was learnt last is not kept",
+            f"the checkpoint of step {summary['steps']} could not be written, so the last updates are lost",
             where=summary.get("paths", {}).get("run_dir"),
-            fix="make room, then go on from the last checkpoint with resume=auto",
+            fix="free disk space, then resume from the last checkpoint with resume=auto",
         )
     if summary["status"] == "stopped":
-        raise KeyboardInterrupt(f"stopped after {summary['stopped_after']}, and saved")
+        raise KeyboardInterrupt(f"stopped after {summary['stopped_after']}; everything is saved")
     return summary

@@ -1,4 +1,4 @@
-"""The directory that a run writes, and the checkpoint that it goes on from."""
+"""The run directory and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from novarl.run.settings import RunSettings
 
 @dataclass
 class Opened:
-    """A run directory before anything was written: what it holds, and the checkpoint to go on from."""
+    """A run directory before anything is written, and the checkpoint to resume from."""
 
     rundir: RunDir
     checkpoint: Checkpoint | None
     notes: list[str]
-    """What whoever resumes should know: checkpoints that are damaged, settings and files that are others now."""
+    """Notes for the user: damaged checkpoints, changed settings and files."""
     files: dict[str, str] = field(default_factory=dict)
-    """The sha256 of each file that the run learns from."""
+    """The sha256 of each input file."""
 
     @cached_property
     def state(self) -> dict[str, Any] | None:
-        """What the checkpoint holds, read once."""
+        """The contents of the checkpoint, read once."""
         return self.checkpoint.load() if self.checkpoint else None
 
     def finished(self, phase: str, *, steps: int, model: str) -> dict[str, Any] | None:
-        """The summary of a run of `model` that is resumed once more with nothing left to do, or None.
+        """The summary of a run of `model` that is already complete, or None.
 
-        Only where the checkpoint is that of the last step: one that was damaged or never written is made good.
+        Only if the checkpoint is that of the last step; a damaged or missing last checkpoint is written again.
         """
         summary = self.rundir.read_json("summary.json") if self.checkpoint else None
         if self.checkpoint is None or summary is None or summary.get("status") != "done":
@@ -50,18 +50,18 @@ class Opened:
         if not at_end or saved["facts"].get("model", model) != model:
             return None
         done = summary["steps"]
-        said = f"this run is finished, after {done} step{'s' * (done != 1)}; to go on, give it more: steps={2 * done}"
+        said = f"The run is already complete after {done} step{'s' * (done != 1)}. To train longer: steps={2 * done}"
         print(visible(f"{self.rundir.path}: {said}"))
         for note in self.notes:
-            print(visible(f"Note: {note}, which changes nothing any more"))
+            print(visible(f"Note: {note} (no effect on a complete run)"))
         return summary
 
 
 def open_run(settings: RunSettings, ranks: Ranks) -> Opened:
-    """Find the directory and the checkpoint to resume from. Writes nothing but what an interrupted save left undone.
+    """Find the directory and the checkpoint to resume from. Writes nothing except to complete an interrupted save.
 
-    Without `resume`, a directory that holds a run is refused. `auto` goes on where the run stopped, or starts afresh
-    where none was ever written; a path names one checkpoint, which must be whole and belong to the run in `run_dir`.
+    Without `resume`, a directory that already holds a run is refused. `auto` resumes where the run stopped, or starts a
+    new run if there is none; a path names one checkpoint, which must be complete and belong to the run in `run_dir`.
     """
     kind, run_dir, resume = settings.kind, settings.run_dir, settings.resume
     if resume not in (None, "auto"):
@@ -73,14 +73,14 @@ def open_run(settings: RunSettings, ranks: Ranks) -> Opened:
             raise NovaError(
                 f"the checkpoint belongs to the run {home}",
                 where=f"run_dir={run_dir}",
-                fix="leave run_dir out, or start a new run with model=<checkpoint>/model",
+                fix="remove run_dir, or start a new run with model=<checkpoint>/model",
             )
         rundir = RunDir.at(run_dir) if run_dir else rundir
         if not rundir.holds_a_run():
             raise NovaError(
-                "the checkpoint does not lie in the directory of a run",
+                "the checkpoint is not inside a run directory",
                 where=f"resume={resume}",
-                fix="put it back, or start a new run with model=<checkpoint>/model",
+                fix="move it back, or start a new run with model=<checkpoint>/model",
             )
         _check_kind(rundir, kind)
         with _claimed(rundir, ranks):
@@ -102,56 +102,56 @@ def _newest(settings: RunSettings, rundir: RunDir, ranks: Ranks) -> Opened:
     found, troubles = _mend(rundir, ranks)
     if found is None and troubles:
         raise NovaError(
-            f"none of its checkpoints can be used ({troubles[0]})",
+            f"no usable checkpoint ({troubles[0]})",
             where=f"run_dir={rundir.path}",
-            fix="restore one, or start again in another run_dir",
+            fix="restore one, or start a new run in another run_dir",
         )
     if found is None and rundir.has_saved():
         raise _missing(rundir)
     if found is None:
-        what = "has saved nothing to go on from, and starts anew" if rundir.holds_a_run() else "is new: none was there"
+        what = "has no checkpoint yet and starts over" if rundir.holds_a_run() else "does not exist yet and is started"
         return Opened(rundir, None, [f"resume=auto: the run {rundir.path} {what}"], _digests(settings, ranks))
     opened = _resumed(settings, rundir, open_checkpoint(found.path), ranks)
-    why = f"resuming from {found.path.name}, because a checkpoint is damaged"
+    why = f"Resuming from {found.path.name}, because a newer checkpoint is damaged"
     opened.notes[:0] = [f"{why}: {trouble}" for trouble in troubles]
     return opened
 
 
 def _resumed(settings: RunSettings, rundir: RunDir, checkpoint: Checkpoint, ranks: Ranks) -> Opened:
-    """A run that goes on from `checkpoint`, with what has changed since and what of its logs was lost."""
+    """A run to resume from `checkpoint`, with notes on changed settings and lost logs."""
     files = _digests(settings, ranks)
-    others = [f"resuming {change}" for change in changes(settings.values, rundir, settings.named_by_user)]
+    others = [f"Resuming {change}" for change in changes(settings.values, rundir, settings.named_by_user)]
     others += changed((rundir.manifest() or {}).get("files", {}), files)
     return Opened(rundir, checkpoint, [*others, *_lost(rundir, checkpoint)], files)
 
 
 def _digests(settings: RunSettings, ranks: Ranks) -> dict[str, str]:
-    """Of the files that the run learns from, on the first rank, which notes them: they may be large."""
+    """Hashes of the input files, which may be large; only on the first rank, which records them."""
     return digests(settings.values) if ranks.rank == 0 else {}
 
 
 def _mend(rundir: RunDir, ranks: Ranks) -> tuple[Checkpoint | None, list[str]]:
-    """Do what an interrupted save has left undone; the newest whole checkpoint, and why newer ones were passed over."""
+    """Complete an interrupted save. Returns the newest complete checkpoint, and why newer ones were skipped."""
     checkpoints = Checkpoints(rundir.path / "checkpoints", keep=1)
     return ranks.from_first(checkpoints.mend() if ranks.rank == 0 else (None, []))
 
 
 def _missing(rundir: RunDir) -> NovaError:
-    """The run says that it has saved checkpoints, and there are none: nothing of it may be cleared."""
+    """The run has saved checkpoints but there are none; nothing may be cleared."""
     folder = rundir.path / "checkpoints"
-    how = "is empty" if folder.is_dir() else "is not there"
+    how = "is empty" if folder.is_dir() else "does not exist"
     if folder.is_symlink() and not folder.exists():
-        how = f"is a link to {os.readlink(folder)}, which is not there"
+        how = f"is a link to {os.readlink(folder)}, which does not exist"
     return NovaError(
-        f"the run has saved checkpoints, and {folder} {how}",
+        f"the run has saved checkpoints, but {folder} {how}",
         where=f"run_dir={rundir.path}",
-        fix="bring them back (is the disk mounted?), or start again in another run_dir",
+        fix="restore them (is the disk mounted?), or start a new run in another run_dir",
     )
 
 
 def _lost(rundir: RunDir, checkpoint: Checkpoint) -> list[str]:
-    """What is said of logs that are not as the checkpoint knows them. NovaError: what is there cannot be read, so that
-    nothing may be appended."""
+    """Notes on logs that are shorter than at the checkpoint. NovaError if a log cannot be read, since nothing may be
+    appended to it."""
     sizes = checkpoint.outline()["logs"]
     for _ in read_lines(rundir.path / "metrics.jsonl", most=sizes.get("metrics.jsonl", 0)):
         pass
@@ -172,11 +172,11 @@ def _claimed(rundir: RunDir, ranks: Ranks) -> Iterator[None]:
 
 
 def _check_kind(rundir: RunDir, kind: str) -> None:
-    """Refuse to go on with a run of another command: its state would fit, and mean something else."""
+    """Refuse to resume a run of another command, whose state might fit but mean something else."""
     held = (rundir.manifest() or {}).get("kind", kind)
     if held != kind:
         raise NovaError(
-            f"the run there is one of novarl {held}, and this is novarl {kind}",
+            f"the existing run is a novarl {held} run, but the command is novarl {kind}",
             where=f"run_dir={rundir.path}",
-            fix=f"continue it with novarl {held}, or choose another run_dir",
+            fix=f"resume it with novarl {held}, or choose another run_dir",
         )

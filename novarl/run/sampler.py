@@ -1,4 +1,4 @@
-"""From prompts to rollouts: one episode for each sample, all of them at once in the engine."""
+"""From prompts to rollouts: one episode per sample, all of them concurrently in the engine."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def local_engine(policy: Policy, *, max_batch: int = 256) -> LocalEngine | Recom
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Runs episodes. The random stream of each belongs to (seed, purpose, step, group, prompt, sample), so neither the
-    ranks nor the other requests change what it says, and a prompt that comes twice in a step is answered anew."""
+    """Runs episodes. Each has its own random stream for (seed, purpose, step, group, prompt, sample), so results do not
+    depend on the ranks or on other requests, and a prompt that occurs twice in a step gets different answers."""
 
     engine: Engine
     env: Callable[[], Env]
@@ -54,14 +54,14 @@ class Sampler:
     def train(
         self, asked: Sequence[tuple[int, Prompt]], step: int, ended: Callable[[Rollout], None] | None = None
     ) -> list[Rollout]:
-        """`samples` rollouts of every (group, prompt), and its greedy one where a baseline needs it; `ended` is told of
-        each as it ends."""
+        """`samples` rollouts of every (group, prompt), and a greedy one if a baseline needs it; `ended` is called with
+        each finished rollout."""
         return self.loop.run(self.rollouts(asked, step, ended))
 
     async def rollouts(
         self, asked: Sequence[tuple[int, Prompt]], step: int, ended: Callable[[Rollout], None] | None = None
     ) -> list[Rollout]:
-        """As `train`, within the loop."""
+        """The same as `train`, inside the event loop."""
         wanted: list[tuple[int, Prompt, int, Sampling, Role]] = []
         for group, prompt in asked:
             sampling = replace(self.sampling, seed=derive(self.seed, "rollout", step, group))
@@ -72,7 +72,7 @@ class Sampler:
         return await self._all(wanted, ended)
 
     def evaluate(self, asked: Sequence[tuple[int, Prompt]], samples: int, sampling: Sampling) -> list[Rollout]:
-        """`samples` rollouts of every prompt, by another stream than training's."""
+        """`samples` rollouts of every prompt, with a different random stream than training."""
         sampling = replace(sampling, seed=derive(self.seed, "evaluate"))
         return self.loop.run(
             self._all(

@@ -1,6 +1,6 @@
-"""One run from the outside: its directory, its reports and its checkpoints.
+"""One run in progress: its directory, its reports and its checkpoints.
 
-The loops yield; a Session does what the caller of a loop does after each yield: report, evaluate, save, notice Ctrl-C.
+The loops yield after each update; a Session then reports, evaluates, saves and handles Ctrl-C.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from novarl.run.interrupts import Interrupts, Stopped
 from novarl.run.resume import Opened
 
 EARLY = 5
-"""The step after which a run that cannot learn is told so while it still runs."""
+"""The step after which a run without a learning signal prints a warning."""
 _RSS_PER_MB = 1024**2 if sys.platform == "darwin" else 1024
-"""The kernel counts resident memory in bytes on macOS, in KiB elsewhere."""
+"""The kernel reports resident memory in bytes on macOS, in KiB elsewhere."""
 Snapshot = Callable[[], dict[str, Any]]
 
 
 @dataclass(slots=True)
 class Session:
-    """A run in progress: what was measured so far, how often to save and evaluate, and what a checkpoint must hold."""
+    """A run in progress: its measurements so far, how often to save and evaluate, and the state for checkpoints."""
 
     rundir: RunDir
     ranks: Ranks
@@ -67,7 +67,7 @@ class Session:
     prefix: str = "step"
     phase: str = ""
     limit: str = "max_new_tokens"
-    """What cuts answers off, in words."""
+    """The setting that truncates answers, in words."""
     usual_lr: float | None = None
     stopped_after: str | None = None
     rewound: list[str] = field(default_factory=list)
@@ -75,17 +75,17 @@ class Session:
     def begin(
         self, opened: Opened, state: Mapping[str, Any] | None, manifest: Mapping[str, Any], config_text: str
     ) -> None:
-        """Make the directory, or cut its logs back to the checkpoint: the first thing that is written."""
+        """Create the directory, or truncate its logs to the checkpoint. Nothing is written before."""
         if state is not None and opened.checkpoint is not None:
             self.facts, self.order, self.noted_saved = dict(state["facts"]), opened.checkpoint.order, True
             self.saved_order = self.order
         collector.started()
-        self.ranks.wait()  # until all have looked at the directory: a late rank would find this very run in it
+        self.ranks.wait()  # until all ranks have checked the directory: a late rank would find this run in it
         if self.ranks.rank == 0:
             self.rundir.create()
             if state is not None and opened.checkpoint is not None:
                 if aside := self.checkpoints.abandon(opened.checkpoint.order):
-                    what = f"resuming from {opened.checkpoint.path.name}, so later checkpoints are set aside"
+                    what = f"Resuming from {opened.checkpoint.path.name}; later checkpoints are moved aside"
                     self.rewound.append(f"{what}: {', '.join(sorted(aside))}")
                 self.checkpoints.prune()
                 self.rundir.cut_logs(state["logs"])
@@ -97,13 +97,13 @@ class Session:
         self.ranks.wait()
 
     def announce(self, notes: Sequence[str], **about: Any) -> None:
-        """Say that the run begins, or goes on, and what should be known of it: the first that its sinks hear of."""
+        """Report that the run starts or resumes, with its notes: the first events of its sinks."""
         self.bus.event("start", run_dir=str(self.rundir.path), **about)
         for note in (*notes, *self.rewound):
             self.bus.event("alert", message=note)
 
     def enter(self, name: str, snapshot: Snapshot, *, prefix: str, steps: int, done: int) -> None:
-        """Begin or re-enter a phase: checkpoints are now named `<prefix>-<step>` and hold `snapshot()`."""
+        """Start or re-enter a phase: checkpoints are now named `<prefix>-<step>` and contain `snapshot()`."""
         self.phase, self.prefix = name, prefix
         self.snapshot = lambda: {"phase": name, **snapshot()}
         self.bus.event("phase", name=name, steps=steps, done=done)
@@ -111,7 +111,7 @@ class Session:
     def follow(
         self, loop: Iterator[Record], state: LoopState, evaluate: Callable[[], Evaluation] | None = None
     ) -> Iterator[Record]:
-        """Each record of a loop after it is reported, and evaluated and saved where that is due. Raises Stopped."""
+        """Yield each record of a loop after reporting it, and evaluating and saving if due. Raises Stopped."""
         self.step_seconds = 0.0 if state.pending is None else math.nan
         for record in loop:
             whole = state.pending is None
@@ -134,28 +134,28 @@ class Session:
             yield record
 
     def stop_at(self, state: LoopState) -> None:
-        """Remember where the run was stopped."""
+        """Record where the run was stopped."""
         self.stopped_after = f"{'warm-up ' * (self.prefix == 'warmup')}step {state.step}"
 
     def findings(self) -> list[Finding]:
-        """What stands out in the metrics of the phase that runs, from its first step on."""
+        """Warning signs in the metrics of the current phase, from its first step on."""
         improved = rose(self.facts.get("before"), self.facts.get("after"))
         return findings(self._records(), improved=improved, limit=self.limit, usual_lr=self.usual_lr)
 
     def first_failure(self) -> str | None:
-        """The error of the run's first rollout that failed, and where in the user's code it was raised."""
+        """The error of the run's first failed rollout, with its place in the user's code."""
         if not self.facts.get("rollouts", {}).get("failed"):
             return None
         events = read_lines(self.rundir.path / "events.jsonl")
         return next((blame(str(event.get("error"))) for event in events if event["kind"] == "failed_rollout"), None)
 
     def first_and_last(self, *names: str) -> dict[str, list[float]]:
-        """Of each metric, what the phase began and ended with; none on other ranks than the first."""
+        """The first and last value of each metric in the phase; empty on ranks other than the first."""
         records = self._records()
         return {name: [records[0][name], records[-1][name]] for name in names if records}
 
     def _records(self) -> list[Record]:
-        """The phase's metrics, from its first step on; none where another rank writes them."""
+        """The phase's metrics from its first step on; empty on ranks that do not write them."""
         self.bus.flush()
         log = self.rundir.path / "metrics.jsonl"
         if self.ranks.rank > 0 or not log.exists():
@@ -163,8 +163,8 @@ class Session:
         return [record for record in read_metrics(log) if record.get("phase") == self.phase]
 
     def _count(self, record: Record) -> None:
-        """Add a step's rollouts to those of the run. `flat` says of the last step whether no group had rewards that
-        differ, where they could."""
+        """Add a step's rollouts to the totals. `flat`: every group of the last step had identical rewards, although
+        groups have several answers."""
         before = self.facts.get("rollouts", {"sampled": 0, "failed": 0})
         could = record["groups_kept"] < record["episodes"]
         self.facts["rollouts"] = {
@@ -174,7 +174,7 @@ class Session:
         }
 
     def _evaluated(self, record: Record, found: Evaluation) -> Record:
-        """The record with the evaluation in it. Remembers a score that is the best so far, where that is to be kept."""
+        """The record with the evaluation. Remembers a new best score, if the best checkpoint is to be kept."""
         low, high = found.interval
         record = record | {
             "eval/score": found.score,
@@ -189,27 +189,27 @@ class Session:
             record["eval/length_mean"] = fmean(lengths)
             record["eval/truncated_fraction"] = fmean(answer.status == "truncated" for answer in answers)
         if self.keep_best and found.score > self.facts.get("best", -math.inf):
-            self.better = (self.order + 1, found.score)  # of the update that is reported now
+            self.better = (self.order + 1, found.score)  # the update that is being reported
         return record
 
     def _best(self) -> float | None:
-        """The score of the weights at hand where no saved ones have a better one. The best one until it is saved, so
-        that a save which fails and is tried again marks it too."""
+        """The score of the current weights if no saved ones are better. Kept until they are saved, so that a retry
+        after a failed save marks them as best too."""
         order, score = self.better
         return score if order == self.order else None
 
     def note(self, name: str, found: Evaluation) -> None:
-        """Remember a measurement, "before" or "after", and show it."""
+        """Record and report a measurement, "before" or "after"."""
         self.facts[name] = found.summary()
         self.bus.event("eval", name=name, **found.summary())
 
     def _report(self, step: int, record: Record, *, whole: bool) -> Record:
-        """Send one update's record to the sinks, with the seconds of its stages; with the last of a step, its speed."""
+        """Send one update's record to the sinks with its stage times; the last update of a step also has the speed."""
         times = self.bus.take_times()
         seconds = sum(times.values())
         times["time/step_s"] = seconds
         self.step_seconds += seconds
-        if whole and self.step_seconds > 0:  # not where the step began in a process that is gone: its seconds are too
+        if whole and self.step_seconds > 0:  # unknown if the step started in an earlier process
             times["tokens_per_second"] = record.get("completion_tokens", record.get("tokens", 0.0)) / self.step_seconds
             if "episodes" in record:
                 times["episodes_per_second"] = record["episodes"] / self.step_seconds
@@ -244,7 +244,7 @@ class Session:
                 self.rundir.check_is_there()
                 written = False
                 self.bus.event("save_failed", name=name, reason=str(error))
-                kept = "the last good one is kept" if self.noted_saved else "none has been saved yet"
+                kept = "the last good one is kept" if self.noted_saved else "there is no earlier one"
                 what = f"novarl: checkpoint {name} could not be written ({error}); {kept}"
                 print(visible(what), file=sys.stderr)
         written = self.ranks.from_first(written)
@@ -253,7 +253,7 @@ class Session:
         return written
 
     def _note_saved(self) -> None:
-        """Once, outside the checkpoints' folder, which may be lost as a whole."""
+        """Record once, outside the checkpoint folder (which may get lost), that a checkpoint was saved."""
         if not self.noted_saved:
             with suppress(OSError):  # the next save tries again
                 self.rundir.note(saved=True)
@@ -261,14 +261,14 @@ class Session:
 
     @contextmanager
     def drawing(self, what: str) -> Iterator[None]:
-        """Where a picture of the run is made: without it the run has still ended well, and the reason is said."""
+        """Report an error of plotting code instead of raising it, since the run itself has succeeded."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever a plot wants
-            self.bus.event("alert", message=f"{what} could not be drawn ({type(error).__name__}: {error})")
+            self.bus.event("alert", message=f"Could not draw {what} ({type(error).__name__}: {error})")
 
     def summarize(self, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Write summary.json: what every run leaves, however it ended."""
+        """Write summary.json, also for a stopped run."""
         summary = {"seconds": round(time.perf_counter() - self.started, 3), **entries}
         if self.stopped_after is not None:
             summary["stopped_after"] = self.stopped_after

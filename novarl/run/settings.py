@@ -1,4 +1,4 @@
-"""What a run must know of its configuration, as plain values: `compose` reads the configuration, `run` never does."""
+"""The settings of a run as plain values: `compose` reads the configuration, `run` does not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """`values` is the whole configuration as a mapping, `text` what config.yaml will hold, and `named_by_user(key)`
-    whether the user chooses the names below a key, as those of `reward`. Steps are null where they follow from the
-    number of rows."""
+    """`values` is the whole configuration as a mapping, `text` the contents of config.yaml, and `named_by_user(key)`
+    whether the user chooses the names below a key, such as `reward`. `steps` is None if it depends on the number of
+    rows."""
 
     kind: str
     model: str

@@ -130,15 +130,17 @@ CONFIG = {
     "task and data": Case(
         "rl ON_TASK data=rows.jsonl", "task=sort and data=rows.jsonl are both given", {"rows.jsonl": GOOD}
     ),
-    "steps and epochs": Case("sft task=sort steps=3 epochs=2", "steps=3 and epochs=2.0 both say how long to train"),
+    "steps and epochs": Case(
+        "sft task=sort steps=3 epochs=2", "steps=3 and epochs=2.0 both set the length of training"
+    ),
     "neither task nor data": Case("rl steps=3", "neither task nor data is given"),
-    "data without a reward": Case("rl RL data=rows.jsonl", "reward: nothing says how good", {"rows.jsonl": GOOD}),
+    "data without a reward": Case("rl RL data=rows.jsonl", "reward: data needs a reward", {"rows.jsonl": GOOD}),
     "nothing to compare": Case(
         "rl ON_TASK algo=grpo responses_per_prompt=1", "responses_per_prompt: algo=grpo compares"
     ),
     "no ratio to clip": Case("rl ON_TASK algo=reinforce clip.low=0.1", "clip: algo=reinforce has no ratio to clip"),
-    "KL without a place": Case("rl ON_TASK algo=rloo kl.coef=0.1", "kl.type: kl.coef=0.1 without a place for it"),
-    "KL without a weight": Case("rl ON_TASK kl.type=loss", "kl.coef: kl.type=loss with coefficient 0 does nothing"),
+    "KL without a place": Case("rl ON_TASK algo=rloo kl.coef=0.1", "kl.type: kl.coef=0.1 needs kl.type"),
+    "KL without a weight": Case("rl ON_TASK kl.type=loss", "kl.coef: kl.type=loss with coefficient 0 has no effect"),
     "a deviation without a group": Case(
         "rl ON_TASK algo=rloo adv.norm_std=true", "adv.norm_std: adv.estimator=leave_one_out has no group"
     ),
@@ -147,13 +149,13 @@ CONFIG = {
         "dynamic_sampling.enabled: with responses_per_prompt=1",
     ),
     "updates that do not divide": Case(
-        "rl ON_TASK algo=dapo epochs_per_rollout=3", "epochs_per_rollout: 4 updates cannot be shared evenly among 3"
+        "rl ON_TASK algo=dapo epochs_per_rollout=3", "epochs_per_rollout: 4 updates cannot be split evenly into 3"
     ),
     "more updates than answers": Case(
-        "rl ON_TASK updates_per_rollout=5", "updates_per_rollout: 4 answers in a step cannot be shared among 5"
+        "rl ON_TASK updates_per_rollout=5", "updates_per_rollout: 4 answers per step are too few for 5"
     ),
     "more updates than answers, by the algorithm": Case(
-        "rl ON_TASK algo=dapo prompts_per_rollout=1", "updates_per_rollout: 2 answers in a step cannot be shared"
+        "rl ON_TASK algo=dapo prompts_per_rollout=1", "updates_per_rollout: 2 answers per step are too few"
     ),
     "unknown command": Case("rll task=sort", "unknown command 'rll' (did you mean rl?)"),
     "unknown task": Case("rl ON_TASK task=sorts", "task: unknown task 'sorts' (did you mean sort?)"),
@@ -163,11 +165,11 @@ CONFIG = {
         "rl ON_TASK task_options.difficulty=50", "task_options.difficulty: is 50, not"
     ),
     "a number that is no choice": Case(
-        "rl ON_TASK rollout.staleness=2", "rollout.staleness: must be 0 or 1, got 2 (write one of these)"
+        "rl ON_TASK rollout.staleness=2", "rollout.staleness: must be 0 or 1, got 2 (use one of these)"
     ),
     "unknown algorithm": Case("rl ON_TASK algo=grop", "algo: unknown algorithm 'grop' (did you mean grpo?)"),
     "algorithm of swapped letters": Case("rl ON_TASK algo=gpro", "algo: unknown algorithm 'gpro' (did you mean grpo?)"),
-    "no such device": Case(f"rl ON_TASK device={ABSENT}", "no such device"),
+    "no such device": Case(f"rl ON_TASK device={ABSENT}", "this device is not available"),
 }
 
 REWARDS = {
@@ -293,35 +295,35 @@ CHECKPOINTS = {
         TO_RESUME, "state.json is missing", {}, lambda folder: (folder / STEP / "state.json").unlink()
     ),
     "of another model": Case(
-        f"{TO_RESUME} model=small steps=2", "the checkpoint is of model 'tiny', this run is told to train 'small'"
+        f"{TO_RESUME} model=small steps=2", "the checkpoint belongs to model 'tiny', but the run has model=small"
     ),
-    "of another model, though finished": Case(f"{TO_RESUME} model=small", "the checkpoint is of model 'tiny', this"),
+    "of another model, though finished": Case(f"{TO_RESUME} model=small", "the checkpoint belongs to model"),
     "of another model, found": Case(
-        "rl ON_TASK run_dir=run resume=auto model=small", "the checkpoint is of model 'tiny'"
+        "rl ON_TASK run_dir=run resume=auto model=small", "the checkpoint belongs to model 'tiny'"
     ),
     "a reference that is nowhere": Case(
-        "rl ON_TASK algo=grpo kl.coef=0.1 kl.reference=./nope", "kl.reference=./nope: no such directory (name start,"
+        "rl ON_TASK algo=grpo kl.coef=0.1 kl.reference=./nope", "kl.reference=./nope: no such directory (use start,"
     ),
     "of another format": Case(TO_RESUME, "has format 99, but this version reads format 1", {}, another_format),
     "of another format, found": Case("rl ON_TASK run_dir=run resume=auto", "has format 99", {}, another_format),
     "of another run": Case(f"{TO_RESUME} run_dir=other", "run_dir=other: the checkpoint belongs to the run"),
-    "of another command": Case(f"sft SFT task=sort resume={STEP}", "one of novarl rl, and this is novarl sft"),
+    "of another command": Case(f"sft SFT task=sort resume={STEP}", "the existing run is a novarl rl run, but"),
     "of another command, found": Case(
-        "sft SFT task=sort run_dir=run resume=auto", "one of novarl rl, and this is novarl sft"
+        "sft SFT task=sort run_dir=run resume=auto", "the existing run is a novarl rl run, but"
     ),
     "of another algorithm, found": Case(
-        "rl ON_TASK run_dir=run resume=auto algo=grpo steps=2", "one of algo=dr_grpo, and this is algo=grpo"
+        "rl ON_TASK run_dir=run resume=auto algo=grpo steps=2", "has algo=dr_grpo, but this one has algo=grpo"
     ),
     "of another task, found": Case(
-        "rl ON_TASK run_dir=run resume=auto task=arithmetic steps=2", "one of task=sort, and this is task=arithmetic"
+        "rl ON_TASK run_dir=run resume=auto task=arithmetic steps=2", "has task=sort, but this one has task=arithmetic"
     ),
-    "of another task, though finished": Case(f"{TO_RESUME} task=arithmetic", "one of task=sort, and this is task="),
+    "of another task, though finished": Case(f"{TO_RESUME} task=arithmetic", "has task=sort, but this one has task="),
     "of no reference, found": Case(
-        "rl ON_TASK run_dir=run resume=auto kl.type=loss kl.coef=0.1 steps=2", "the run has kept no reference"
+        "rl ON_TASK run_dir=run resume=auto kl.type=loss kl.coef=0.1 steps=2", "kept no reference policy"
     ),
     "torn, and no other": Case(
         "rl ON_TASK run_dir=run resume=auto",
-        "run_dir=run: none of its checkpoints can be used",
+        "run_dir=run: no usable checkpoint",
         {},
         lambda folder: [
             (step / "state.json").write_text("") for step in (folder / STEP).parent.iterdir() if not step.is_symlink()
@@ -329,7 +331,7 @@ CHECKPOINTS = {
     ),
     "outside its run": Case(
         "rl ON_TASK resume=elsewhere/there/step",
-        "does not lie in the directory of a run",
+        "is not inside a run directory",
         {},
         lambda folder: shutil.copytree(folder / STEP, folder / "elsewhere/there/step"),
     ),
@@ -418,7 +420,7 @@ CHECKPOINTS = {
     "a model without a tokenizer": Case(
         MODEL, f"{STEP}/model: the directory contains no tokenizer files (copy tokenizer.json", {}, without_a_tokenizer
     ),
-    "to sample from nothing": Case("sample model=tiny", "prompt: there is nothing to answer"),
+    "to sample from nothing": Case("sample model=tiny", "prompt: no prompt was given"),
 }
 
 CASES = {**DATA, **CONFIG, **REWARDS}

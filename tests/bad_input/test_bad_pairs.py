@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, list[Any], str]] = {
     "labels for a paired loss": ("dpo", GOOD[5:], "rows with a label need loss kto, bce"),
     "no labels for a labelled loss": ("dpo loss=kto", [{"prompt": "q"}], "or label_key and text_key"),
     "not a label": ("rm loss=bce", [{"text": "a", "label": "so so"}], "label: must be true or false, 1 or 0"),
-    "one row for kto": ("dpo loss=kto", GOOD[4:5], "compares an answer with those of other rows"),
+    "one row for kto": ("dpo loss=kto", GOOD[4:5], "compares answers of different rows"),
     "a misspelt column": ("dpo chosen_key=chose", [PAIR], "chosen_key=chose, but no row has that column"),
     "columns of a task": ("dpo data=null task=sort chosen_key=a", [PAIR], "chosen_key=a names a column of a data file"),
     "two lengths": ("rm epochs=2", [PAIR], "steps=1 and epochs=2.0 both say how long to train"),

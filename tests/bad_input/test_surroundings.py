@@ -114,7 +114,7 @@ def test_a_run_directory_that_vanishes_is_said(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(JsonlSink, "step", step)
     ended = novarl(*STEPS, f"run_dir={run}")
-    assert ended.code == 2 and "Traceback" not in ended.err and "fault in NovaRL" not in ended.err
+    assert ended.code == 2 and "Traceback" not in ended.err and "bug in NovaRL" not in ended.err
     assert ended.err == (
         f"novarl: run_dir={run}: the run directory was removed during the run (start again; its contents are lost)\n"
     )

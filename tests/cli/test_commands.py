@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from novarl import cli, compose
 from novarl.config.base import Config
+from novarl.config.keys import keys
 from novarl.config.load import load
 from novarl.config.presets import DEMO
 from novarl.config.tree import TREES, EvalConfig, RLConfig, SampleConfig, SFTConfig
@@ -98,13 +100,13 @@ def test_every_shipped_configuration_says_its_kind_and_runs(file: Path, asked: l
         ("rl broken.json", "broken.json:2: not JSON"),
         ("rl list.yaml", "expected `key: value` lines, found a list"),
         ("rl misspelt.yaml", "misspelt.yaml:2 stepz: unknown key (did you mean steps?)"),
-        ("rl sft.yaml", "sft.yaml:1 kind: kind is 'sft', and this is novarl rl (run novarl sft)"),
+        ("rl sft.yaml", "sft.yaml:1 kind: kind is 'sft', but the command is novarl rl (run novarl sft)"),
         ("rl task=sort steps=-1", "steps: must be at least 1, got -1"),
         ("rl task=sort data=x", "task=sort and data=x are both given"),
-        ("rl task=sort --steps", "--steps has no value"),
-        ("rl task=sort good.yaml other.yaml", "the configuration is already good.yaml"),
+        ("rl task=sort --steps", "--steps needs a value"),
+        ("rl task=sort good.yaml other.yaml", "the configuration file is already good.yaml"),
         ("sft task=sort algo=grpo", "algo: unknown key"),
-        ("eval task=sort", "model: is missing"),
+        ("eval task=sort", "model: is required"),
         ("check device=cpu", "check takes no arguments"),
         ("explain misspelt.yaml", "did you mean steps?"),
         ("explain demo.yaml", "kind is 'demo'"),
@@ -157,7 +159,7 @@ def test_a_fault_of_ours_is_code_1_with_a_traceback_and_where_to_go() -> None:
     )
     done = python("-c", code)
     assert done.returncode == 1 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr
-    assert done.stderr.rstrip().splitlines()[-1].startswith("This is a fault in NovaRL")
+    assert done.stderr.rstrip().splitlines()[-1].startswith("This is a bug in NovaRL")
 
 
 @pytest.mark.parametrize(
@@ -226,6 +228,41 @@ def test_help_of_a_command_lists_its_keys(command: str, asked: list[Any], capsys
     if command in TREES:
         for name in TREES[command].model_fields:
             assert f"\n  {name}" in out
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_help_fits_a_terminal_of_80_columns_and_has_examples(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([*([command] if command else []), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80 and "\nexamples:\n  novarl " in out
+    for kind in {command} & set(TREES):
+        text = " ".join(out.split())
+        for key in keys(TREES[kind]).values():
+            assert f"\n  {key.path}" in out and key.meaning
+            assert all(word in text for word in key.meaning.replace("`", "").partition(". ")[0].split())
+
+
+def test_examples_of_the_help_are_valid(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for command, examples in cli.EXAMPLES.items():
+        for words in (words for words in examples if command and command not in ("explain", "check")):
+            assert cli.main(shlex.split(words)) == 0, words
+    assert len(asked) == sum(len(cli.EXAMPLES[name]) for name in (*TREES, "demo"))
+
+
+def test_help_of_one_section_or_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["rl", "--help", "optim"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("optim: AdamW") and "Takes: constant, linear, cosine. [constant]" in " ".join(out.split())
+    shown = {line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2] != " "}
+    assert shown == {path for path in keys(TREES["rl"]) if path.startswith("optim.")}
+    assert cli.main(["demo", "-h", "kl.coef"]) == 0
+    assert capsys.readouterr().out.startswith("  kl.coef ")
+    assert cli.main(["rl", "--help", "optin"]) == 2
+    assert "no key or section is called 'optin' (did you mean optim?)" in capsys.readouterr().err
 
 
 def test_help_of_a_command_needs_no_torch() -> None:

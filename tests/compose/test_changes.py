@@ -42,13 +42,13 @@ def test_the_same_settings_are_no_change(tmp_path: Path) -> None:
 def test_each_change_is_said_with_what_it_was(tmp_path: Path) -> None:
     found = changed(tmp_path, "task=sort", "optim.lr=1e-4", "task_options.width=3", "adv.norm_std=true", "seed=1")
     assert sorted(found) == [
-        "with adv.norm_std=true (it was null)",
-        "with optim.lr=0.0001 (it was 0.001)",
-        "with seed=1 (it was 0)",
-        "with task_options.width=3 (it was not there)",
-        "without reward.style.source (it was lexical)",
-        "without reward.style.weight (it was 2.0)",
-        "without task_options.length (it was 4)",
+        "with adv.norm_std=true (previously null)",
+        "with optim.lr=0.0001 (previously 0.001)",
+        "with seed=1 (previously 0)",
+        "with task_options.width=3 (previously not set)",
+        "without reward.style.source (previously lexical)",
+        "without reward.style.weight (previously 2.0)",
+        "without task_options.length (previously 4)",
     ]
 
 
@@ -65,14 +65,14 @@ def test_what_only_a_later_version_knows_is_no_change(tmp_path: Path) -> None:
 
 def test_rows_of_data_are_no_task(tmp_path: Path) -> None:
     data = ("data=rows.jsonl", "reward=lexical")
-    with pytest.raises(NovaError, match="one of task=null, and this is task=sort"):
+    with pytest.raises(NovaError, match="has task=null, but this one has task=sort"):
         changed(tmp_path, "task=sort", first=data)
     assert changed(tmp_path, "data=other.jsonl", "reward=lexical", first=data) == [
-        "with data=other.jsonl (it was rows.jsonl)"
+        "with data=other.jsonl (previously rows.jsonl)"
     ]
 
 
 @pytest.mark.parametrize(("key", "value"), [("task", "arithmetic"), ("algo", "grpo")])
 def test_another_run_is_refused(key: str, value: str, tmp_path: Path) -> None:
-    with pytest.raises(NovaError, match=f"one of {key}=.*, and this is {key}={value}"):
+    with pytest.raises(NovaError, match=f"has {key}=.*, but this one has {key}={value}"):
         changed(tmp_path, "task=sort", f"{key}={value}", first=("task=sort",))

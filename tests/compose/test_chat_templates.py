@@ -174,13 +174,13 @@ def test_a_row_whose_rendering_fails_is_one_refused_row(base: Path, tmp_path: Pa
 def test_keys_of_a_template_that_is_left_out_are_refused(base: Path) -> None:
     for word in ("tools=t.json", "chat_template=x", "chat_template_date=2026-01-01", "chat_template_kwargs.a=1"):
         ended = novarl("sample", f"model={base}", "prompt=hi", "apply_chat_template=false", word)
-        assert ended.code == 2 and "apply_chat_template=false leaves it out" in ended.err
+        assert ended.code == 2 and "has no effect with apply_chat_template=false" in ended.err
     ended = novarl("sample", f"model={base}", "prompt=hi", "tools=missing.json")
     assert ended.code == 2 and "tools=missing.json" in ended.err
     ended = novarl("sample", f"model={base}", "prompt=hi", "chat_template_date=2026-02-30")
     assert ended.code == 2 and "chat_template_date: no such day: 2026-02-30" in ended.err
     ended = novarl("sample", f"model={base}", "prompt=hi", "chat_template_date=2026-02-03")
-    assert ended.code == 2 and "the chat template writes no date" in ended.err
+    assert ended.code == 2 and "the chat template does not write a date" in ended.err
 
 
 def test_a_built_in_model_keeps_another_template(tmp_path: Path) -> None:

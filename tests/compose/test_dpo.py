@@ -75,12 +75,12 @@ def test_the_configuration_names_every_loss_and_no_key_that_none_reads() -> None
             if key in row.options:
                 assert resolve_dpo(load(DPOConfig, overrides=overrides)).options[key] == 0.25
             else:
-                with pytest.raises(NovaError, match=f"loss={name} does not read it"):
+                with pytest.raises(NovaError, match=f"loss={name} does not use it"):
                     load(DPOConfig, overrides=overrides)
 
 
 def test_robust_without_a_share_of_wrong_labels_is_refused() -> None:
-    with pytest.raises(NovaError, match=r"label_smoothing=0 says that none is"):
+    with pytest.raises(NovaError, match=r"loss=robust needs the fraction of wrong labels"):
         load(DPOConfig, overrides=["data=x", "loss=robust"])
 
 
@@ -191,7 +191,7 @@ def test_a_kept_reference_that_is_not_of_these_rows_is_refused(folder: Path) -> 
     write_rows(folder / "others.jsonl", [{**row, "chosen": f"{row['chosen']}!"} for row in preferences()])
     before = {name: value for name, value in snapshot(folder / "run").items() if not name.startswith("reference")}
     for arrange, data, said in (
-        (lambda: None, "others.jsonl", "these are not the rows that the run began with"),
+        (lambda: None, "others.jsonl", "the rows have changed"),
         (lambda: file.write_bytes(file.read_bytes()[:50]), "pairs.jsonl", "cannot be read"),
         (lambda: save_file({"other": torch.zeros(1)}, file), "pairs.jsonl", "does not contain tensor"),
         (lambda: file.unlink(), "pairs.jsonl", "are gone"),

@@ -157,8 +157,8 @@ def test_a_run_that_went_back_goes_on_from_its_new_branch(folder: Path) -> None:
     finished(*words, "steps=5")
     ended = finished(*words, "steps=3", "resume=run/checkpoints/step-000002", "optim.lr=1e-4")
     assert ended.code == 0
-    (said,) = (text for event in events(folder / "run", "alert") if "set aside" in (text := event["message"]))
-    assert said.startswith("resuming from step-000002, so later checkpoints are set aside: abandoned-1-step-000003")
+    (said,) = (text for event in events(folder / "run", "alert") if "moved aside" in (text := event["message"]))
+    assert said.startswith("Resuming from step-000002; later checkpoints are moved aside: abandoned-1-step-000003")
     finished(*words, "steps=4", "resume=auto", "optim.lr=1e-4")
     assert [row["step"] for row in metrics(folder / "run")] == [1, 2, 3, 4]
     assert (folder / "run" / "checkpoints" / "latest").resolve().name == "step-000004"
@@ -168,14 +168,14 @@ def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: P
     words = COMMANDS["rl on rows"]
     finished(*words, "run_dir=run")
     same = finished(*words, "run_dir=run", "resume=auto")
-    assert "give it more: steps=2" in same.out and "Note" not in same.out
+    assert "To train longer: steps=2" in same.out and "Note" not in same.out
     idle = finished(*words, "run_dir=run", "resume=auto", "optim.lr=1e-4")
-    assert "Note: resuming with optim.lr=0.0001 (it was null), which changes nothing any more" in idle.out
+    assert "Note: Resuming with optim.lr=0.0001 (previously null) (no effect on a complete run)" in idle.out
     finished(*words, "run_dir=run", "resume=auto", "steps=2", "save_every=7", "optim.lr=1e-4", "adv.norm_std=true")
     said = alerts(folder / "run")
     assert said == [
-        "resuming with optim.lr=0.0001 (it was null)",
-        "resuming with adv.norm_std=true (it was null)",
+        "Resuming with optim.lr=0.0001 (previously null)",
+        "Resuming with adv.norm_std=true (previously null)",
     ]
     write_rows(folder / "rows.jsonl", questions(30))
     before = snapshot(folder)
@@ -205,7 +205,7 @@ def test_files_that_change_between_resumes_are_said(folder: Path) -> None:
     said = alerts(folder / "run")
     now = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in digests}
     expected = [
-        f"{name} has changed since the run last began (sha256 {now[name][:12]}, it was {digests[name][:12]})"
+        f"{name} has changed since the run last started (sha256 {now[name][:12]}, previously {digests[name][:12]})"
         for name in names
     ]
     assert said[-3:] == expected
@@ -237,7 +237,7 @@ def test_a_fault_of_ours_is_raised_and_leaves_nothing_behind(folder: Path, monke
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError) as raised:
         patch.setattr(Judge, "__call__", fault)
         novarl("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=run")
-    assert "This is a fault in NovaRL" in raised.value.__notes__[0]
+    assert "This is a bug in NovaRL" in raised.value.__notes__[0]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     finished("rl", *RL, "data=rows.jsonl", "reward=mine.py:reward_fn", "run_dir=run", "resume=auto")
 
@@ -281,7 +281,7 @@ def test_ctrl_c_saves_and_resume_gives_the_run_that_was_never_stopped(
     run = folder / "run"
     assert ended.code == 130 and len(metrics(run)) == update
     first, last = ended.err.split("\n", 2)[1:]
-    assert first == "stopping after this update, then saving (once more to stop at once)"
+    assert first == "Stopping after this update, then saving. Press Ctrl-C again to stop immediately."
     assert last == f"novarl: stopped after {after}, and saved\n"
     assert summary(run)["status"] == "stopped" and damage(run / "checkpoints" / "latest") is None
     finished(*words, "run_dir=run", "resume=auto")
@@ -360,7 +360,7 @@ def test_a_fault_of_ours_is_code_1(folder: Path) -> None:
     planted = "from novarl.run.judge import Judge; Judge.__call__ = lambda judge: 1 / 0"
     process = start(*COMMANDS["rl on rows"], "run_dir=run", planted=planted)
     _, err = process.communicate(timeout=300)
-    assert process.returncode == 1 and "Traceback" in err and "This is a fault in NovaRL" in err
+    assert process.returncode == 1 and "Traceback" in err and "This is a bug in NovaRL" in err
 
 
 @pytest.mark.parametrize("words", ["rl on a task", "rl on rows"])
@@ -416,7 +416,7 @@ def test_who_would_go_on_is_told_that_nothing_is_there(folder: Path) -> None:
         return [event["message"] for event in events(folder / "run", "alert")]
 
     finished("sft", *SFT, "task=sort", "run_dir=run", "steps=1", "resume=auto")
-    assert "resume=auto: the run run is new: none was there" in notes()
+    assert "resume=auto: the run run does not exist yet and is started" in notes()
 
     def killed(session: Session, *_: object, **__: object) -> bool:
         raise KeyboardInterrupt
@@ -426,7 +426,7 @@ def test_who_would_go_on_is_told_that_nothing_is_there(folder: Path) -> None:
         assert novarl("sft", *SFT, "task=sort", "run_dir=killed", "steps=1").code == 130
     finished("sft", *SFT, "task=sort", "run_dir=killed", "steps=1", "resume=auto")
     (said,) = (event["message"] for event in events(folder / "killed", "alert"))
-    assert said == "resume=auto: the run killed has saved nothing to go on from, and starts anew"
+    assert said == "resume=auto: the run killed has no checkpoint yet and starts over"
     assert len(metrics(folder / "killed")) == 1
 
 
@@ -515,7 +515,7 @@ def test_logs_that_are_shorter_than_the_checkpoint_says_are_named_and_no_half_li
     [
         (b"\x00\x00\x00\n", "not JSON: Expecting value"),
         (b"\xff\n", "not UTF-8 text"),
-        (b"[1]\n", "not a line that a run writes"),
+        (b"[1]\n", "not a line written by a run"),
         (b"[" * 100_000 + b"\n", "nested too deeply"),
     ],
 )

@@ -174,7 +174,7 @@ def test_a_run_is_not_gone_on_with_under_other_adapters(folder: Path) -> None:
     assert ended.code == 2 and "lora.alpha=16.0" in ended.err
     shutil.rmtree(folder / "run" / "base")
     ended = novarl(*words, "lora.rank=8", "run_dir=run", "steps=2", "resume=auto")
-    assert ended.code == 2 and "the weights below the run's adapters are gone" in ended.err
+    assert ended.code == 2 and "the base weights of the run's adapters are missing" in ended.err
 
 
 def test_what_cannot_work_is_refused_before_anything_is_written(folder: Path) -> None:

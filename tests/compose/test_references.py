@@ -37,7 +37,7 @@ def test_a_model_of_a_shorter_context_is_refused_by_what_the_rows_may_become(ref
     assert "kl.reference=other: this model's context is 16 tokens, and a prompt with its answer may take " in error, (
         error
     )
-    prompt = int(error.partition("may take ")[2].split()[0]) - 12
+    prompt = int(error.partition("may have ")[2].split()[0]) - 12
     assert "may take 17 tokens" in said(*WORDS, "kl.reference=other", f"rollout.max_tokens={17 - prompt}")
     assert not Path("run").exists()
     finished(*WORDS, "kl.reference=other", f"rollout.max_tokens={16 - prompt}")

@@ -160,7 +160,7 @@ def test_every_key_of_a_loss_changes_what_is_learnt(loss: str, words: str, folde
     ],
 )
 def test_a_key_that_the_loss_does_not_read_is_refused(loss: str, key: str) -> None:
-    with pytest.raises(NovaError, match=f"loss={loss} does not read it"):
+    with pytest.raises(NovaError, match=f"loss={loss} does not use it"):
         load(RMConfig, overrides=["data=x", f"loss={loss}", key])
 
 
@@ -434,7 +434,10 @@ def test_best_of_n_by_an_implicit_model(folder: Path) -> None:
     same = json.loads((folder / "same/summary.json").read_text())["after"]
     assert "best_of" not in json.loads((folder / "none/summary.json").read_text())["after"]
     assert same["best_of"] != same["score"]
-    for wrong, said in (("best_of=other", "no reward is called 'other'"), ("eval.k=0", "nothing to choose among")):
+    for wrong, said in (
+        ("best_of=other", "there is no reward named 'other'"),
+        ("eval.k=0", "needs at least 2 samples per row"),
+    ):
         ended = novarl(*words, both, "best_of=rm", wrong, "run_dir=no")
         assert ended.code == 2 and said in ended.err
 

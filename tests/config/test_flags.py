@@ -67,9 +67,9 @@ def test_several_rewards_are_a_list_with_their_weights() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("--seed --compile", "command line: --seed has no value (write seed=value)"),
-        ("a.yaml --config b.yaml", "the configuration is already a.yaml"),
-        ("--gradient_checkpointing a.yaml b.yaml", "the configuration is already a.yaml"),
+        ("--seed --compile", "command line: --seed needs a value (write seed=value)"),
+        ("a.yaml --config b.yaml", "the configuration file is already a.yaml"),
+        ("--gradient_checkpointing a.yaml b.yaml", "the configuration file is already a.yaml"),
     ],
 )
 def test_what_has_no_place_is_refused(given: str, said: str) -> None:

@@ -105,7 +105,7 @@ def test_a_fixed_name_changes_nothing_and_takes_nothing_else(row: Fixed) -> None
         for value in row.values:
             assert load(tree, preset={"task": "sort", row.old: value}) == plain
         for other in {0.5, not row.values[0], "other"} - set(row.values):
-            with pytest.raises(NovaError, match=r"cannot be"):
+            with pytest.raises(NovaError, match=r"is not supported: "):
                 load(tree, preset={"task": "sort", row.old: other})
 
 
@@ -117,7 +117,7 @@ def test_a_section_can_be_switched_on_by_its_name(name: str, tmp_path: Path) -> 
     file = tmp_path / "c.yaml"
     file.write_text(f"task: sort\n{section}: false\n")
     assert getattr(load(RLConfig, file), section).enabled is False
-    with pytest.raises(NovaError, match="a section, not a value"):
+    with pytest.raises(NovaError, match="a section, not a key"):
         load(RLConfig, overrides=["task=sort", "optim=true"])
 
 
@@ -155,10 +155,16 @@ def test_the_documents_objectives_have_the_directions_that_everybody_means(text:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("multi_objective.objectives=[reward,length]", "'length' has no direction"),
-        ("multi_objective.objectives=[reward,7]", "7 has no direction"),
-        ("multi_objective.objectives={right: {weight: 1}}", "multi_objective.objectives.right: has no direction"),
-        ("multi_objective.objective_weights={right: 1}", "multi_objective.objectives.right: has no direction"),
+        ("multi_objective.objectives=[reward,length]", "the direction of objective 'length' is unknown"),
+        ("multi_objective.objectives=[reward,7]", "the direction of objective 7 is unknown"),
+        (
+            "multi_objective.objectives={right: {weight: 1}}",
+            "right: the objective has no direction",
+        ),
+        (
+            "multi_objective.objective_weights={right: 1}",
+            "right: the objective has no direction",
+        ),
         (
             "multi_objective.objectives=[reward] & multi_objective.objective_weights={reward: -1}",
             "at least 0.0, got -1",
@@ -214,7 +220,7 @@ def test_kl_coef_enters_the_loss_unless_another_place_is_named() -> None:
 
 
 def test_two_names_of_one_key_must_agree_within_one_source(tmp_path: Path) -> None:
-    with pytest.raises(NovaError, match=r"kl.coef and kl_coef are two names of kl.coef and disagree"):
+    with pytest.raises(NovaError, match=r"kl.coef and kl_coef are both names of kl.coef but"):
         load(RLConfig, overrides=["task=sort", "kl.coef=0.1", "kl_coef=0.2"])
     assert load(RLConfig, overrides=["task=sort", "optim.lr=0.1", "lr=0.1"]).optim.lr == 0.1
     file = tmp_path / "c.yaml"

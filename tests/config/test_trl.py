@@ -189,8 +189,8 @@ def test_what_a_name_comes_to(tree: type[Config], words: list[str], expected: di
 
 
 def test_two_names_of_one_key_are_a_conflict() -> None:
-    assert "two names of dtype and disagree" in said(RLConfig, "bf16=true", "dtype=float32")
-    assert "two names of kl.coef and disagree" in said(RLConfig, "beta=0.1", "kl.coef=0.2")
+    assert "both names of dtype but have different values" in said(RLConfig, "bf16=true", "dtype=float32")
+    assert "both names of kl.coef but have different values" in said(RLConfig, "beta=0.1", "kl.coef=0.2")
 
 
 def test_a_value_without_a_partner_is_not_mistaken_for_one() -> None:
@@ -198,7 +198,7 @@ def test_a_value_without_a_partner_is_not_mistaken_for_one() -> None:
         if alias.values:
             with pytest.raises(NovaError, match="1 is not supported"):
                 load(tree, preset={"task": "sort", "model": "tiny", alias.old: 1})
-    assert "write one of these" in said(RLConfig, "lr_scheduler_type=cosine_with_restarts")
+    assert "use one of these" in said(RLConfig, "lr_scheduler_type=cosine_with_restarts")
 
 
 def test_how_a_list_is_written() -> None:
@@ -233,14 +233,14 @@ def test_several_reward_functions_and_their_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["reward_weights=[1]"], "it goes with reward_funcs"),
-        (["reward_funcs=[a.py:x]", "reward_weights=[1, 2]"], "a weight for each"),
-        (["reward_funcs=[a.py:x]", "reward_weights=1"], "a weight for each"),
-        (["reward_funcs=[a.py:x, b.py:x]"], "functions of different names"),
-        (["reward_funcs=[1]"], "functions of different names"),
-        (["reward.x.weight=3", "reward_funcs=[a.py:x]"], "both say what the rewards are"),
-        (["reward_funcs=[a.py:x]", "reward=length"], "both say what the rewards are"),
-        (["reward_funcs=[]"], "functions of different names"),
+        (["reward_weights=[1]"], "needs reward_funcs"),
+        (["reward_funcs=[a.py:x]", "reward_weights=[1, 2]"], "one weight per function"),
+        (["reward_funcs=[a.py:x]", "reward_weights=1"], "one weight per function"),
+        (["reward_funcs=[a.py:x, b.py:x]"], "functions with different names"),
+        (["reward_funcs=[1]"], "functions with different names"),
+        (["reward.x.weight=3", "reward_funcs=[a.py:x]"], "both set the rewards"),
+        (["reward_funcs=[a.py:x]", "reward=length"], "both set the rewards"),
+        (["reward_funcs=[]"], "functions with different names"),
         (["reward=[a.py:x,b.py:y]"], "reward.a.source=a.py:x reward.b.source=b.py:y reward.b.weight=0.5"),
         (["reward={a:{source:rew.py:one,weight:1}}"], "reward.a: 'source:rew.py:one' is a key without a value"),
         (["reward={a:{source:rew.py:one,weight:1}}"], "(write source: rew.py:one)"),
@@ -275,10 +275,10 @@ def test_all_that_cannot_be_is_said_at_once(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_name_of_another_command_says_whose_it_is() -> None:
-    assert said(SFTConfig, "beta=0.1").endswith("unknown key (it is for novarl rl, dpo, rm: leave it out)")
+    assert said(SFTConfig, "beta=0.1").endswith("unknown key (only novarl rl, dpo, rm has it: remove it)")
     for word in ("temperature=0.7", "n=3"):  # which other commands have too, but not here
         assert said(EvalConfig, word).endswith(f"unknown key (did you mean eval.{word.partition('=')[0]}?)")
-    assert said(SFTConfig, "num_generations=4").endswith("(it is for novarl rl: leave it out)")
+    assert said(SFTConfig, "num_generations=4").endswith("(only novarl rl has it: remove it)")
     assert "| `num_train_epochs` | `epochs` | sft, dpo, rm | TRL |" in page()
 
 

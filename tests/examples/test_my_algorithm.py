@@ -92,7 +92,7 @@ HEAD = "def f(logp, old_logp, advantage, mask"
 BROKEN = {
     "raises": (f"{HEAD}):\n    return logp[None] @ mask[:7].double()", "mine.py:2: raised RuntimeError"),
     "summed": (f"{HEAD}):\n    return (-logp * advantage).sum()", "of shape [], not [3]"),
-    "constant": (f"{HEAD}):\n    return advantage", "nothing would be learnt"),
+    "constant": (f"{HEAD}):\n    return advantage", "it has no gradient"),
     "nothing": (f"{HEAD}):\n    pass", "returned None for its loss"),
     "not finite": (f"{HEAD}):\n    return logp / 0", "not finite"),
     "statistics": (f"{HEAD}):\n    return -logp, {{'mine': mask}}", "clip_fraction"),
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_one_sentence_before_anything_is_written(
     [
         (["loss.surrogate=mine.py"], "write it as file.py:function_name"),
         (["loss.surrogate=other.py:f"], "other.py: no such file"),
-        (["loss.surrogate=mine.py:f", "clip.low=0.1"], "no bounds to be given"),
+        (["loss.surrogate=mine.py:f", "clip.low=0.1"], "has no clip range"),
         (["adv.estimator=mine.py:f"], "write it as f(rewards, group) -> advantage"),
         (["adv.estimator=mine.py:late", "adv.norm_std=true"], "norm_std"),
         (["adv.estimator=mine.py:late"], "mine.py:6: raised ZeroDivisionError"),

@@ -124,4 +124,4 @@ def test_a_bound_that_nothing_reads_is_refused(words: str, said: str) -> None:
 def test_the_bounds_reach_the_surrogate() -> None:
     shown = finished("explain", "rl", "task=sort", "algo=dapo", "clip.dual=4").out
     assert "dual" in shown.lower() and "at most 4 where the advantage is negative" in shown and "0.28" in shown
-    assert "cut off by a limit are left out" in finished("explain", "rl", "task=sort", "loss.mask_truncated=true").out
+    assert "truncated answers are excluded" in finished("explain", "rl", "task=sort", "loss.mask_truncated=true").out

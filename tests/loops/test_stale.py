@@ -362,5 +362,5 @@ def test_overlap_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
     ended = novarl("rl", "task=sort", "rollout.threads=2")
     assert ended.code == 2 and "rollout.staleness" in ended.err
     check_overlap(1, Ranks())
-    with pytest.raises(NovaError, match="one learning process"):
+    with pytest.raises(NovaError, match="one training process"):
         check_overlap(1, Ranks(0, 2))

@@ -52,4 +52,4 @@ def test_the_summary_names_the_file_and_line(tmp_path: Path) -> None:
     ended = finished("rl", *ON_TASK, f"reward={file}:reward_fn", f"run_dir={run}", "log.console=true", "seed=3")
     said = f"reward 'reward_fn' raised KeyError: 'not JSON' ({file}, line 5)"
     assert summary(run)["first_failure"] == said
-    assert f"the first: {said}" in " ".join(ended.out[ended.out.index("Rollouts that failed") :].split())
+    assert f"First error: {said}" in " ".join(ended.out[ended.out.index("Failed rollouts") :].split())

@@ -35,9 +35,9 @@ def a_pipe() -> tuple[ConsoleSink, io.StringIO]:
 
 
 def test_the_promised_line() -> None:
-    assert plain_line(5, RECORD) == "Epoch 1, Step 5: Loss=0.9000, Reward=1.7000, KL=0.1750, Entropy=1.3000"
+    assert plain_line(5, RECORD) == "Epoch 1, Step 5: Loss=0.9000, Reward=1.7000, Ref KL=0.1750, Entropy=1.3000"
     assert plain_line(5, {"loss": 2.0, "tokens_per_second": 812.4}) == "Step 5: Loss=2.0000, Tokens/s=812"
-    assert plain_line(1, {"kl": 0.0001, "reward_mean": -1.0}) == "Step 1: Reward=-1.0000, KL=0.0001"
+    assert plain_line(1, {"kl": 0.0001, "reward_mean": -1.0}) == "Step 1: Reward=-1.0000, Update KL=0.0001"
     assert plain_line(1, {"total_loss": float("nan")}) == "Step 1: Loss=nan"
 
 
@@ -71,14 +71,14 @@ def test_a_phase_ends_with_what_it_did() -> None:
         "Starting warm-up: 2 steps",
         "Step 1: Loss=4.0000",
         "Step 2: Loss=0.5000",
-        "warm-up: 2 steps in 1:15, loss 4 → 0.5",
-        "Starting RL: 8 steps, going on after step 6",
+        "Warm-up: 2 steps in 1:15, loss 4 → 0.5",
+        "Starting RL: 8 steps, resuming after step 6",
         "Step 7: Reward=0.2500",
         "Held-out score at step 8: 0.500",
         "Step 8: Reward=0.7500",
         "RL: 2 steps in 0:00, reward 0.25 → 0.75",
-        "Held-out score after: 0.500 [0.400, 0.600], n=500",
-        "Held-out score again: unknown, as no answer could be scored, n=0",
+        "Held-out score after training: 0.500 [0.400, 0.600], n=500",
+        "Held-out score again: unknown (no answer could be scored), n=0",
     ]
 
 
@@ -101,9 +101,9 @@ def test_what_is_learnt_from_pairs_is_in_the_line() -> None:
     assert stream.getvalue().splitlines() == [
         "Starting training run: runs/x",
         "Loss: sigmoid",
-        "Starting dpo: 1 step",
+        "Starting DPO: 1 step",
         "Step 1: Loss=0.5000, Accuracy=0.7500, Margin=0.2500",
-        "dpo: 1 step in 0:00, loss 0.5 → 0.5, accuracy 0.75 → 0.75",
+        "DPO: 1 step in 0:00, loss 0.5 → 0.5, accuracy 0.75 → 0.75",
     ]
 
 
@@ -113,15 +113,21 @@ def test_a_sample_now_and_then() -> None:
     for step in range(1, 41):
         sink.event("sample", {"step": step, "prompt": f"p{step}", "text": "x", "reward": 0.5})
         sink.step(step, RECORD)
-    assert re.findall(r"asked │ (\w+)", stream.getvalue()) == ["p1", "p11", "p21", "p31"]
+    assert re.findall(r"prompt   │ (\w+)", stream.getvalue()) == ["p1", "p11", "p21", "p31"]
     assert re.findall(r"Sample at step (\d+) \(reward 0.5\)", stream.getvalue()) == ["1", "11", "21", "31"]
+
+
+def test_a_sample_shows_the_expected_answer() -> None:
+    sink, stream = a_pipe()
+    sink.event("sample", {"step": 1, "prompt": "sort: ba", "text": "ba", "answer": "ab", "reward": 0.0})
+    assert stream.getvalue().splitlines()[1:] == ["  prompt   │ sort: ba", "  answer   │ ba", "  expected │ ab"]
 
 
 def test_what_a_model_wrote_cannot_touch_the_terminal() -> None:
     sink, stream = a_pipe()
     sink.event("sample", {"step": 1, "prompt": "a\nb", "text": "\x1b[2J\x07\r\u202etxt\x9b" + "y" * 500})
     shown = stream.getvalue()
-    assert "  asked │ a⏎b\n" in shown
+    assert "  prompt   │ a⏎b\n" in shown
     assert all(character.isprintable() for line in shown.splitlines() for character in line)
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -142,7 +148,7 @@ def test_only_the_first_failed_rollout_is_said_and_unknown_events_are_not() -> N
     sink.event("save", {"path": "somewhere"})
     assert (
         stream.getvalue()
-        == "Note: a rollout failed and is left out (see events.jsonl): raised ValueError: no (mine.py, line 3)\n"
+        == "Note: A rollout failed and was excluded (see events.jsonl): raised ValueError: no (mine.py, line 3)\n"
     )
 
 
@@ -151,7 +157,7 @@ def test_a_stream_that_knows_only_ascii_gets_what_it_can_show() -> None:
     sink = ConsoleSink(io.TextIOWrapper(raw, encoding="ascii"))
     sink.event("sample", {"step": 1, "prompt": "日本", "text": "é"})
     sink.event("summary", {"after": {"score": 0.5, "n": 1}})
-    assert b"asked ? ??" in raw.getvalue()
+    assert b"prompt   ? ??" in raw.getvalue()
 
 
 def test_the_live_line_needs_a_terminal_that_can_move_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +181,8 @@ SCRIPT = """
 import os, sys, time
 from novarl.observe.sinks.console import ConsoleSink
 sink = ConsoleSink()
-sink.event("start", {"run_dir": "runs/x", "device": "cpu"})
+sink.event("start", {"run_dir": "runs/x", "device": "cpu", "modules": "built-in " * 12})
+sink.event("alert", {"message": "several words that do not fit in one line, /a/path/that/must/stay/in/one/piece" * 2})
 sink.event("phase", {"name": "rl", "steps": 4})
 for step in range(1, 5):
     said = {"prompt": "a question [bold] " * 9, "text": "an answer :smile:" * 9, "reward": 0.5}
@@ -225,14 +232,18 @@ def test_in_a_terminal_the_line_lives_and_fits(columns: int) -> None:
     assert "the user's own print" in shown
     assert "[bold]" in shown, "what a model writes is no markup"
     assert ":smile:" in shown
-    assert "RL: 4 steps in 0:01, reward 0.2 → 0.8, KL 0.0001 → 0.0001\r\n" in shown
+    notes = shown[shown.index("Device: ") : shown.index("Sample")].split()
+    assert notes.count("built-in") == 12 and "one" in notes, "lines are broken between words only"
+    assert "/a/path/that/must/stay/in/one/pieceseveral" in notes
+    assert "RL: 4 steps in 0:01, reward 0.2 → 0.8, update KL 0.0001 → 0.0001" in " ".join(shown.split())
     live = [line for line in re.split(r"[\r\n]+", shown) if re.match(r"  (RL|reward \S+) ", line)]
     assert len(live) > 4
     assert all(len(line) <= columns for line in live), "a live line that wraps leaves rubbish behind"
     assert "…" not in "".join(live), "a reading is shown whole or not at all"
     if columns == 80:
         assert any(
-            all(word in line for word in ("reward 0.8", "KL", "entropy 1.5", "length 9", "4k tok/s")) for line in live
+            all(word in line for word in ("reward 0.8", "update KL", "entropy 1.5", "length 9", "4k tok/s"))
+            for line in live
         )
 
 
@@ -285,7 +296,9 @@ def test_a_trend_gives_every_part_of_the_phase_its_share() -> None:
 def test_the_reward_shown_is_that_of_all_rollouts() -> None:
     gauge = Gauge(Clock())
     gauge.update(1, {"reward_mean": 0.9, "reward_raw_mean": 0.1, "kl": 0.5, "kl_mean": 0.25})
-    assert gauge.readings == {"reward": 0.1, "KL": 0.25}
+    assert gauge.readings == {"reward": 0.1, "ref KL": 0.25}
+    gauge.update(2, {"reward_mean": 0.9, "kl": 0.5})
+    assert gauge.readings == {"reward": 0.9, "update KL": 0.5}
     assert plain_line(1, {"reward_mean": 0.9, "reward_raw_mean": 0.1}) == "Step 1: Reward=0.1000"
 
 

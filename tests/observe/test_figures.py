@@ -60,7 +60,7 @@ def test_one_picture_a_phase_and_the_last_is_curves(tmp_path: Path, drawn: list[
         assert width > height > 300
     warmup, curves = map(titles, drawn)
     assert warmup == ["Loss", "Entropy", "Gradient norm", "Learning rate", "Speed"]
-    assert curves == ["Reward", "Loss", "KL divergence", "Entropy", "Length of answers", "Clip fraction"]
+    assert curves == ["Reward", "Loss", "KL divergence", "Entropy", "Answer length", "Clip fraction"]
 
 
 def test_a_run_on_pairs_shows_whether_they_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -87,7 +87,7 @@ def test_held_out_scores_of_runs_without_a_reward_are_drawn_too(tmp_path: Path, 
     sink.close()
     draw(tmp_path)
     (curves,) = drawn
-    where = "Accuracy" if kind == "dpo" else "Held-out log-likelihood of a token"
+    where = "Accuracy" if kind == "dpo" else "Held-out log-likelihood per token"
     (plot,) = [plot for plot in curves.axes if plot.get_title(loc="left") == where]
     (bars,) = plot.containers
     assert [tuple(point) for point in bars.lines[0].get_xydata()] == [(2.0, 0.5), (0.0, 0.25)]
@@ -106,7 +106,7 @@ def test_the_curves_are_the_numbers_of_the_run(tmp_path: Path, drawn: list[Figur
 
 @pytest.mark.parametrize(
     ("to_reference", "labels"),
-    [(None, ["moved by the update"]), (0.5, ["moved by the update", "to the reference"])],
+    [(None, ["update"]), (0.5, ["update", "to the reference"])],
     ids=["no reference", "a reference"],
 )
 def test_a_distance_to_a_reference_is_drawn_where_there_is_one(

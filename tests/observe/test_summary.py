@@ -39,6 +39,7 @@ Training completed successfully!
 Total time: 95.23 seconds
 Total steps: 24
 Rows: 7,473 read, 7,470 used, 0 truncated, 0 refused
+
 Output directory: runs/x
 Logs: runs/x/logs/train.jsonl
 TensorBoard: runs/x/tb
@@ -47,11 +48,11 @@ Model: runs/x/checkpoints/latest/model
 
 What to try next:
   novarl sample model=runs/x/checkpoints/latest/model
-      talk to the model
+      chat with the trained model
   novarl rl runs/x/config.yaml run_dir=null algo=grpo seed=1
-      another algorithm, or only another seed, to compare
+      compare with another algorithm and another seed
   tensorboard --logdir runs/x/tb
-      every metric as a curve in the browser
+      see every metric as a curve in the browser
 """
 
 
@@ -65,7 +66,7 @@ def test_an_evaluation_shows_its_score_pass_at_k_and_what_failed() -> None:
     assert page.splitlines()[3:6] == [
         "  pass@1   0.200",
         "  pass@4   0.500  [0.400, 0.600]",
-        "  (the score is of greedy answers, pass@k of sampled ones: right from a reward of 1 on)",
+        "  (score: greedy decoding; pass@k: sampled, correct if the reward is at least 1)",
     ]
 
 
@@ -115,7 +116,7 @@ def commands(**changes: Any) -> list[str]:
 def test_advice_fits_how_the_run_ended() -> None:
     noise = {"score": 0.06, "interval": [0.04, 0.08], "n": 500}
     assert commands(status="stopped")[0] == "novarl rl runs/x/config.yaml run_dir=runs/x resume=auto"
-    assert "stopped before its end" in render_summary({**FULL, "status": "stopped"})
+    assert "stopped early" in render_summary({**FULL, "status": "stopped"})
     assert commands(after=noise)[0] == "novarl rl runs/x/config.yaml run_dir=runs/x resume=auto steps=48"
     assert "runs/x/events.jsonl" in commands(rows={"read": 9, "refused": 1})[0]
     kept = {**FULL["paths"], "rollouts": "runs/x/rollouts"}
@@ -124,10 +125,10 @@ def test_advice_fits_how_the_run_ended() -> None:
     assert not any("steps=48" in command for command in flat)
     failed = {"sampled": 1200, "failed": 31, "flat": False}
     assert commands(rollouts=failed)[0] == "grep failed_rollout runs/x/events.jsonl"
-    assert "Rollouts that failed and were left out: 31 of 1,200\n" in render_summary({**FULL, "rollouts": failed})
-    assert "left out" not in render_summary({**FULL, "rollouts": {**failed, "failed": 0}})
+    assert "Failed rollouts (excluded from training): 31 of 1,200\n" in render_summary({**FULL, "rollouts": failed})
+    assert "excluded" not in render_summary({**FULL, "rollouts": {**failed, "failed": 0}})
     said = "reward 'mine' raised KeyError: 'x' (/home/me/mine.py, line 3)"
-    assert f"1,200\n  the first: {said}\n" in render_summary({**FULL, "rollouts": failed, "first_failure": said})
+    assert f"1,200\n  First error: {said}\n" in render_summary({**FULL, "rollouts": failed, "first_failure": said})
     assert "novarl rl task=sort model=runs/x/checkpoints/latest/model" in commands(command="sft")
     assert "novarl rl runs/x/config.yaml run_dir=null algo=rloo seed=1" in commands(algo="grpo", other_algo="rloo")
     fits = commands(algo="ppo", other_algo="reinforce")
@@ -143,14 +144,14 @@ def test_a_run_whose_score_fell_is_no_success_and_the_best_checkpoint_is_named()
     fell: dict[str, Any] = {**FULL, "before": FULL["after"], "after": lower, "lr": 2e-5}
     best = "runs/x/checkpoints/best/model"
     page = render_summary({**fell, "paths": {**FULL["paths"], "best": best}})
-    assert page.startswith("Training ended, and the held-out score is lower than before it.\n")
+    assert page.startswith("Training ended, but the held-out score is lower than before.\n")
     assert f"Best model: {best}\n" in page
     told = [command for command, _ in next_steps({**fell, "paths": {**FULL["paths"], "best": best}})]
     assert told[:2] == [f"novarl sample model={best}", "novarl rl runs/x/config.yaml run_dir=null optim.lr=7e-06"]
     assert not any("best" in command for command, _ in next_steps(fell)), "where none was better, none is named"
     overlapping = {**fell, "after": {**lower, "interval": [0.0, 0.97]}}
     assert render_summary(overlapping).startswith("Training completed successfully!")
-    assert render_summary({**fell, "status": "stopped"}).startswith("Training stopped before its end")
+    assert render_summary({**fell, "status": "stopped"}).startswith("Training was stopped early")
 
 
 def test_advice_names_only_what_was_written() -> None:
@@ -170,11 +171,11 @@ def test_what_stands_out_is_said_and_nobody_is_told_to_train_longer() -> None:
         "usual_lr": 5e-4,
     }
     page = render_summary(dead)
-    assert "What stands out:\n  entropy went from 2" in page and "resume=auto" not in page
+    assert "Warnings:\n- entropy went from 2" in page and "resume=auto" not in page
     assert max(map(len, page.splitlines())) <= 80
     assert next_steps(dead)[0] == (
         "novarl rl runs/x/config.yaml run_dir=null optim.lr=0.0003",
-        "smaller steps, about a third of this run's",
+        "lower the learning rate to about a third",
     )
     fast = dead | {"lr": 0.5, "findings": [{"sign": "far", "said": "far"}]}
     assert next_steps(fast)[0][0].endswith("optim.lr=0.0005")

@@ -1,12 +1,12 @@
-"""The run as a person watches it: a live line in a terminal, plain lines in a pipe.
+"""Console output: a live progress line in a terminal, plain lines in a pipe.
 
       RL  ━━━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  8/20  0:03 left
-      reward 0.734 ▁▂▄▅▇  KL 0.0211  entropy 1.32  length 12.1  4.12k tok/s
+      reward 0.734 ▁▂▄▅▇  ref KL 0.0211  entropy 1.32  length 12.1  4.12k tok/s
 
-    Epoch 1, Step 5: Loss=0.9000, Reward=1.7000, KL=0.1750, Entropy=1.3200, Length=12.1, Tokens/s=4120
+    Epoch 1, Step 5: Loss=0.9000, Reward=1.7000, Ref KL=0.1750, Entropy=1.3200, Length=12.1, Tokens/s=4120
 
-KL is the distance to the reference where there is one, and else how far the update moved the policy. In a phase of
-many steps a pipe gets about LINES_PER_PHASE lines, chosen by step and not by the clock.
+`Ref KL` is the distance to the reference policy; in runs without one, `Update KL` is how far the update moved the
+policy. In a pipe, a long phase prints about LINES_PER_PHASE lines, chosen by step number and not by time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from novarl.core.errors import visible
+from novarl.core.errors import visible, wrapped
 from novarl.observe.blame import blame
 from novarl.observe.sinks.gauge import Gauge, clock_text, number, printable
 from novarl.observe.summary import render_summary
@@ -29,15 +30,17 @@ if TYPE_CHECKING:
 
 LINES_PER_PHASE = 20
 SAMPLES_PER_PHASE = 4
-SAMPLE_WIDTH = 66
+SAMPLE_WIDTH = 64
 GONE = (errno.EPIPE, errno.EIO)
-"""How writing fails where nobody reads any more: a pipe without its reader, a terminal that was closed."""
-TITLES = {"warmup": "warm-up", "sft": "SFT", "rl": "RL"}
+"""Errors of a write whose reader is gone: a broken pipe, or a closed terminal."""
+TITLES = {"warmup": "warm-up", "sft": "SFT", "dpo": "DPO", "rm": "reward model training", "rl": "RL"}
+TIMES = {"before": "before training", "after": "after training"}
 
 PLAIN = (
     ("Loss", ("total_loss", "loss"), ".4f"),
     ("Reward", ("reward_raw_mean", "reward_mean"), ".4f"),
-    ("KL", ("kl_mean", "kl"), ".4f"),
+    ("Ref KL", ("kl_mean",), ".4f"),
+    ("Update KL", ("kl",), ".4f"),
     ("Accuracy", ("accuracy", "preference_accuracy", "label_accuracy"), ".4f"),
     ("Margin", ("reward_margin",), ".4f"),
     ("Entropy", ("entropy",), ".4f"),
@@ -47,11 +50,11 @@ PLAIN = (
 
 
 class ConsoleSink:
-    """Writes to `stream`. `live` None asks the stream: a terminal that can move its cursor gets the live line.
+    """Writes to `stream`. With `live=None`, the live line is used if the stream is a terminal that can move its cursor.
 
-    Events it shows: `start` (`run_dir`, and anything else worth a word), `phase` (`name`, `steps`, `done`), `eval`
-    (`name`, `score`, `interval`, `n`), `sample` (`prompt`, `text`, `reward`), `alert` (`message`), `failed_rollout`
-    (`error`; only the first), `summary` (the last page). Others are for the files alone.
+    Events that are shown: `start` (`run_dir` and other fields), `phase` (`name`, `steps`, `done`), `eval` (`name`,
+    `score`, `interval`, `n`), `sample` (`prompt`, `text`, `answer`, `reward`), `alert` (`message`), `failed_rollout`
+    (`error`; only the first one) and `summary` (the final page). All other events are ignored.
     """
 
     def __init__(
@@ -116,11 +119,11 @@ class ConsoleSink:
             self.screen.begin(title)
         else:
             length = f": {fields['steps']} step{'s' * (fields['steps'] != 1)}" if fields.get("steps") else ""
-            again = f", going on after step {fields['done']}" if fields.get("done") else ""
+            again = f", resuming after step {fields['done']}" if fields.get("done") else ""
             self._say(f"Starting {title}{length}{again}")
 
     def _end_phase(self) -> None:
-        """Take the live line down and say in one permanent line what the phase did."""
+        """Remove the live line and print one permanent line that sums up the phase."""
         gauge, title = self.gauge, TITLES.get(self.gauge.name, self.gauge.name)
         if self.screen is not None:
             self.screen.end()
@@ -131,10 +134,8 @@ class ConsoleSink:
                 if k in gauge.first
             )
             steps = gauge.step - gauge.start
-            self._say(
-                f"{title}: {steps} {'step' if steps == 1 else 'steps'} in {clock_text(gauge.elapsed())}, {moved}",
-                "bold",
-            )
+            count = f"{steps} {'step' if steps == 1 else 'steps'}"
+            self._say(f"{title[:1].upper()}{title[1:]}: {count} in {clock_text(gauge.elapsed())}, {moved}", "bold")
         gauge.begin("", None, done=0)
 
     def _eval(self, fields: Mapping[str, Any]) -> None:
@@ -146,11 +147,12 @@ class ConsoleSink:
         low, high = interval or (math.nan, math.nan)
         between = f" [{low:.3f}, {high:.3f}]" if math.isfinite(low + high) else ""
         rows = f", n={n}" if n is not None else ""
-        found = f"{score:.3f}" if math.isfinite(score) else "unknown, as no answer could be scored"
-        self._say(f"Held-out score {name}: {found}{between}{rows}", "yellow")
+        found = f"{score:.3f}" if math.isfinite(score) else "unknown (no answer could be scored)"
+        when = TIMES.get(name, name)
+        self._say(f"Held-out score {when}: {found}{between}{rows}", "yellow")
 
     def _sample(self, fields: Mapping[str, Any]) -> None:
-        """One sample now and then, before its step is learnt from: the first of a phase, then a few more."""
+        """Print a sample at most SAMPLES_PER_PHASE times per phase, the first one at the phase's first step."""
         gap = max(1, (self.gauge.steps or 100) // SAMPLES_PER_PHASE)
         step = fields["step"]
         if self.sampled is not None and step - self.sampled < gap:
@@ -158,10 +160,9 @@ class ConsoleSink:
         self.sampled = step
         reward = f" (reward {number(fields['reward'])})" if fields.get("reward") is not None else ""
         self._say(f"Sample at step {step}{reward}")
-        for name, key in (("asked", "prompt"), ("wrote", "text")):
-            self._say(
-                f"  {name} │ {printable(str(fields.get(key, '')), SAMPLE_WIDTH)}", "dim" if key == "prompt" else ""
-            )
+        for name, key in (("prompt", "prompt"), ("answer", "text"), ("expected", "answer")):
+            if fields.get(key) is not None:
+                self._say(f"  {name:<8} │ {printable(str(fields[key]), SAMPLE_WIDTH)}", "" if key == "text" else "dim")
 
     def _alert(self, fields: Mapping[str, Any]) -> None:
         self._say(f"Note: {printable(str(fields['message']), 1000)}", "yellow")
@@ -170,11 +171,18 @@ class ConsoleSink:
         self.failed += 1
         if self.failed == 1:
             said = printable(blame(str(fields.get("error", ""))), 300)
-            self._say(f"Note: a rollout failed and is left out (see events.jsonl): {said}", "yellow")
+            self._say(f"Note: A rollout failed and was excluded (see events.jsonl): {said}", "yellow")
 
     def _summary(self, fields: Mapping[str, Any]) -> None:
         self._end_phase()
         self._say("\n" + render_summary(fields))
+
+    def _wrapped(self, text: str) -> str:
+        """In a terminal, break long lines between words; paths stay whole, so that they can be copied."""
+        if not self.stream.isatty():
+            return text
+        width = max(20, shutil.get_terminal_size().columns)
+        return "\n".join(part for line in text.split("\n") for part in wrapped(line, width, hanging="  "))
 
     def _is_due(self, step: int) -> bool:
         if not self.gauge.steps:
@@ -182,7 +190,7 @@ class ConsoleSink:
         return step % max(1, self.gauge.steps // LINES_PER_PHASE) == 0 or step in (1, self.gauge.steps)
 
     def _say(self, text: str, style: str = "") -> None:
-        text = visible(text)
+        text = self._wrapped(visible(text))
         if self.screen is not None:
             self.screen.say(text, style)
             return
@@ -197,15 +205,19 @@ class ConsoleSink:
 
 
 def leave(stream: TextIO) -> None:
-    """Whoever read the stream, such as `head`, has gone: what else is written to it goes nowhere, and a run goes on."""
+    """Redirect a stream whose reader is gone (such as `head`) to /dev/null, so that the run goes on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def plain_line(step: int, record: Mapping[str, float]) -> str:
-    """A step as one line for a pipe: the fields of PLAIN that the record has, in their order."""
-    found = ((label, next((name for name in names if name in record), None), form) for label, names, form in PLAIN)
+    """One step as one line: the fields of PLAIN that the record has, in order; `Update KL` only without `Ref KL`."""
+    found = (
+        (label, next((name for name in names if name in record), None), form)
+        for label, names, form in PLAIN
+        if label != "Update KL" or "kl_mean" not in record
+    )
     parts = ", ".join(f"{label}={format(record[name], form)}" for label, name, form in found if name is not None)
     epoch = f"Epoch {int(record['epoch'])}, " if "epoch" in record else ""
     update = f", update {record['update']:.0f}" if record.get("update", step) != step else ""
@@ -213,6 +225,6 @@ def plain_line(step: int, record: Mapping[str, float]) -> str:
 
 
 def can_be_live(stream: TextIO) -> bool:
-    """Whether the stream is a terminal that can move its cursor and show the characters of the live line."""
+    """Whether the stream is a terminal that can move its cursor and display the characters of the live line."""
     encoding = (getattr(stream, "encoding", None) or "").lower().replace("-", "")
     return stream.isatty() and encoding == "utf8" and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")

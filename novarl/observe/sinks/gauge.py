@@ -1,4 +1,4 @@
-"""Where a phase of a run stands: how far, how long still, its readings and their trend. Text only, no terminal."""
+"""Progress of one phase of a run: steps done, time left, current readings and their trend. Text only."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ READINGS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("loss", ("loss",)),
     ("accuracy", ("accuracy", "preference_accuracy", "label_accuracy")),
     ("margin", ("reward_margin",)),
-    ("KL", ("kl_mean", "kl_to_ref", "kl")),
+    ("ref KL", ("kl_mean", "kl_to_ref")),
+    ("update KL", ("kl",)),
     ("entropy", ("entropy",)),
     ("length", ("length_mean",)),
     ("tok/s", ("tokens_per_second",)),
 )
-"""(label, the metric shown under it: the first of these that the record holds), the most telling first."""
+"""(label, metrics), the most important first; the first metric that the record has is shown. `update KL` is shown only
+in records without a `ref KL`."""
 
 
 class Gauge:
-    """Follows one phase at a time; the first reading of a record has its trend over the whole phase drawn."""
+    """Tracks one phase at a time; the trend of the first reading is kept over the whole phase."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.begin("", None, done=0)
 
     def begin(self, name: str, steps: int | None, *, done: int) -> None:
-        """Start a phase of `steps` steps (None: unknown), `done` of which an earlier run has made."""
+        """Start a phase of `steps` steps (None: unknown), of which an earlier run has done `done`."""
         self.name, self.steps, self.start, self.step = name, steps, done, done
         self.began = self.moved = self.clock()
         self.readings: dict[str, float] = {}
@@ -43,19 +45,21 @@ class Gauge:
             for label, names in READINGS
             if (found := next((n for n in names if n in record), None))
         }
+        if "ref KL" in self.readings:
+            self.readings.pop("update KL", None)
         self.first = self.first or dict(self.readings)
         for value in list(self.readings.values())[:1]:
             self.trend.add(value)
 
     def share(self) -> float:
-        """How much of the phase is done, 0 to 1; 0 where its length is not known."""
+        """Fraction of the phase that is done; 0 if its length is unknown."""
         return min(1.0, self.step / self.steps) if self.steps else 0.0
 
     def elapsed(self) -> float:
         return self.clock() - self.began
 
     def remaining(self) -> float | None:
-        """Seconds to the end at the pace so far; None before the first step or without a known length."""
+        """Estimated seconds left; None before the first step or if the length is unknown."""
         if not self.steps or self.step <= self.start:
             return None
         pace = (self.moved - self.began) / (self.step - self.start)
@@ -63,7 +67,7 @@ class Gauge:
 
 
 class Trend:
-    """A curve of any length in TREND_CELLS characters: values are averaged in pairs whenever there are too many."""
+    """A curve of any length in TREND_CELLS characters: when there are too many values, pairs are averaged."""
 
     def __init__(self) -> None:
         self.means: list[float] = []
@@ -90,7 +94,7 @@ class Trend:
 
 
 def number(value: float) -> str:
-    """Three digits that matter.
+    """A number with three significant digits.
 
     >>> number(0.73412), number(4123.0), number(1.2e-5), number(-0.0)
     ('0.734', '4.12k', '1.2e-05', '0')
@@ -114,7 +118,7 @@ def clock_text(seconds: float) -> str:
 
 
 def printable(text: str, limit: int) -> str:
-    """Text that a model wrote, fit for a terminal: one line of `limit` characters, nothing that moves the cursor.
+    """Model output made safe for a terminal: one line of at most `limit` characters, without control characters.
 
     >>> printable("two\\nlines \\x1b[2J", 40)
     'two⏎lines ·[2J'

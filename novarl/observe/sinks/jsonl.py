@@ -1,15 +1,15 @@
-"""The run's own record, one JSON object a line: `metrics.jsonl`, `logs/train.jsonl` and `events.jsonl`.
+"""Log files with one JSON object per line: `metrics.jsonl`, `logs/train.jsonl` and `events.jsonl`.
 
 metrics.jsonl      {"schema": 1, "phase": "rl", "step": 5, "nonfinite": {...}?, <metric>: number, ...}
-    Metrics in alphabetical order, floats by their shortest exact form. Two equal runs write equal lines but for what
-    stands under `time/`: every metric that the glossary does not call deterministic is written as `time/<name>` here.
+    Metrics in alphabetical order, floats in their shortest exact form. Two identical runs write identical lines except
+    for `time/`: every metric that the glossary does not mark as deterministic is written as `time/<name>`.
 logs/train.jsonl   {"timestamp": "2026-01-15T10:30:00+00:00", "step": 5, "epoch": 2, "phase": "rl", <metric>: number}
-    The same stream under its promised name, each metric under its plain name.
+    The same records, each metric under its plain name.
 events.jsonl       {"schema": 1, "timestamp": ..., "kind": "save", "phase": "rl", "step": 5, <field>: anything}
-    What happened between the numbers: saves, evaluations, skipped rows, failed rollouts, samples of text.
+    Events: saves, evaluations, skipped rows, failed rollouts, samples.
 
-JSON has no NaN and no infinity. In the two metric files such a value is null, and `nonfinite` says which it was
-(`{"entropy": "nan"}`); `read_metrics` puts it back. In an event it is written as the text "nan", "inf" or "-inf".
+JSON has no NaN and no infinity. In the two metric files such a value is null and `nonfinite` has its name
+(`{"entropy": "nan"}`); `read_metrics` restores it. In events it is the string "nan", "inf" or "-inf".
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SCHEMA = 1
 
 
 class JsonlSink:
-    """Appends to the three files under `run`; each line is written whole and flushed at once, and none is kept.
+    """Appends to the three files under `run`. Each line is written and flushed at once.
 
-    An event of kind "phase" names the phase of the steps that follow it.
+    An event of kind "phase" sets the phase of the following steps.
     """
 
     essential = True
@@ -73,20 +73,20 @@ class JsonlSink:
 
 
 def stable_name(name: str) -> str:
-    """The name of a metric in metrics.jsonl: under `time/` where the clock or the machine decides its value."""
+    """The name of a metric in metrics.jsonl: under `time/` if its value depends on the clock or the machine."""
     return name if name.startswith("time/") or deterministic(name) else f"time/{name}"
 
 
 def plain_name(name: str) -> str:
-    """The other way round. A stage's seconds (`time/rollout_s`) are under `time/` of themselves and stay there."""
+    """The inverse of `stable_name`. Stage times (`time/rollout_s`) keep their `time/`."""
     bare = name.removeprefix("time/")
     return name if deterministic(bare) else bare
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics.jsonl under the metrics' plain names, NaN and infinities put back.
+    """The lines of a metrics.jsonl with the metrics' plain names, NaN and infinities restored.
 
-    A last line that is still being written is left out. A line that is not JSON is a NovaError.
+    An incomplete last line is skipped. A line that is not JSON is a NovaError.
     """
     for row in read_lines(path):
         for name, text in row.pop("nonfinite", {}).items():
@@ -95,7 +95,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path, *, most: int | None = None) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file that may still be growing; of its first `most` bytes, where that is given."""
+    """The objects of a JSONL file that may still be growing, or of its first `most` bytes."""
     if most is not None and not path.is_file():
         return
     with path.open("rb") as file:
@@ -112,7 +112,7 @@ def read_lines(path: Path, *, most: int | None = None) -> Iterator[dict[str, Any
                     why or f"not JSON: {getattr(error, 'msg', error)}", where=f"{path}:{number}", fix=_FIX
                 ) from None
             if not isinstance(value, dict) or not isinstance(value.get("nonfinite", {}), dict):
-                raise NovaError("not a line that a run writes", where=f"{path}:{number}", fix=_FIX)
+                raise NovaError("not a line written by a run", where=f"{path}:{number}", fix=_FIX)
             yield value
 
 

@@ -1,9 +1,8 @@
-"""How a record lies in an event file: TensorFlow's framing, without importing TensorBoard's writer of it.
+"""The framing of records in TensorFlow event files, without importing TensorBoard's writer.
 
     uint64 length, uint32 checksum of it, the record, uint32 checksum of that        (little-endian)
 
-A checksum is CRC-32C (Castagnoli), turned by 15 bits and shifted by a constant, as a file that holds checksums may have
-to be checked itself.
+The checksum is CRC-32C (Castagnoli), rotated by 15 bits and offset by a constant.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from __future__ import annotations
 import struct
 
 _POLYNOMIAL = 0x82F63B78
-"""Of Castagnoli's code, its bits reversed."""
+"""Castagnoli's polynomial, bits reversed."""
 
 _SHIFT = 0xA282EAD8
 
 
 def framed(record: bytes) -> bytes:
-    """The record as it is written."""
+    """The record with its length and checksums."""
     length = struct.pack("<Q", len(record))
     return b"".join([length, struct.pack("<I", _masked(length)), record, struct.pack("<I", _masked(record))])
 

@@ -1,4 +1,4 @@
-"""The live line, drawn with rich: the one place that knows the terminal."""
+"""The live progress line, drawn with rich. No other module uses the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LiveLine:
-    """What the gauge says right now, in two lines of the terminal's width; rich asks for it four times a second."""
+    """The current state of the gauge in two lines of the terminal's width; rich redraws it four times a second."""
 
     def __init__(self, gauge: Gauge, title: str) -> None:
         self.gauge, self.title = gauge, title
@@ -40,7 +40,7 @@ class LiveLine:
         return line.append(tail)
 
     def readings(self, width: int) -> Text:
-        """As many readings as fit, the most telling first."""
+        """As many readings as fit, the most important first."""
         from rich.text import Text
 
         line = Text("  ", no_wrap=True, overflow="ellipsis")
@@ -59,7 +59,7 @@ class LiveLine:
 
 
 class Screen:
-    """A terminal with at most one live line at its foot, and permanent lines above it."""
+    """A terminal with at most one live line at the bottom and permanent lines above it."""
 
     def __init__(self, stream: TextIO, gauge: Gauge) -> None:
         from rich.console import Console
@@ -74,7 +74,7 @@ class Screen:
         self.end()
         self.live = Live(LiveLine(self.gauge, title), console=self.console, refresh_per_second=4, transient=True)
         self.live.start()
-        atexit.register(self.end)  # a run that dies must give the cursor back
+        atexit.register(self.end)  # a run that dies must restore the cursor
 
     def end(self) -> None:
         if self.live is not None:
@@ -83,7 +83,7 @@ class Screen:
             atexit.unregister(self.end)
 
     def say(self, text: str, style: str = "") -> None:
-        """A permanent line; a long one is left to the terminal to wrap, so that a path can still be copied."""
+        """Print a permanent line. The terminal wraps what is still too long, so that a path can be copied."""
         from rich.text import Text
 
         self.console.print(Text(text, style=style), soft_wrap=True)

@@ -1,8 +1,8 @@
 """TensorBoard event files under `tb/`, without torch and without a thread.
 
-Every metric is a scalar under its glossary name; those of a warm-up stand under `warmup/`, so that its steps do not
-mix with the run's own. Each record has left the process when `step` returns, so a checkpoint can note the file's
-length, and a resumed run can cut it there.
+Every metric is a scalar under its glossary name; those of a warm-up are under `warmup/`, so that its steps do not mix
+with those of training. Each record is flushed before `step` returns, so that a checkpoint can record the file's length
+and a resumed run can truncate it there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 
 
 class TensorBoardSink:
-    """Writes a new event file in `directory` each time it is made; TensorBoard reads them as one curve."""
+    """Writes a new event file in `directory` for each instance; TensorBoard joins them to one curve."""
 
     def __init__(self, directory: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -57,7 +57,7 @@ class TensorBoardSink:
 
 
 def _fresh_name(directory: Path) -> str:
-    """TensorBoard reads event files by name and never goes back, so a later file needs a later time in its name."""
+    """TensorBoard reads event files in name order, so a later file needs a later time in its name."""
     taken = [int(match[1]) for path in directory.iterdir() if (match := _NAME.match(path.name))]
     seconds = max([int(time.time()), *(stamp + 1 for stamp in taken)])
     return f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}"

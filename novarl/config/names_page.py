@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from novarl.config.foreign.aliases import ADAPTERS, KL_PLACES, VALUES
 from novarl.config.foreign.rows import Alias, Fixed, Hint, Ignored, Row
 from novarl.config.foreign.tables import rows
-from novarl.config.keys import Key, keys
+from novarl.config.keys import Key, keys, value_text
 from novarl.config.names import explained, meanings
 from novarl.config.tree import TREES
 
@@ -40,8 +40,9 @@ rollout and replaces groups with identical rewards.
 """
 
 JOINT = (
-    ("epochs, steps_per_epoch", "steps", "rl", "RLHF Systems Kit", "their product"),
-    ("reward_funcs=[a.py:x, b.py:y]", "reward.x.source, reward.y.source", "rl, eval", "TRL", "a function, or several"),
+    ("epochs, steps_per_epoch", "steps", "rl", "RLHF Systems Kit", "the product of both"),
+    ("reward_funcs=[a.py:x, b.py:y]", "reward.x.source, reward.y.source", "rl, eval", "TRL", "one or more functions"),
+    ("reward_weights=[1, 0.5]", "reward.x.weight, reward.y.weight", "rl, eval", "TRL", "in the order of reward_funcs"),
     (
         "use_peft=true",
         ", ".join(f"{path}={value}" for path, value in ADAPTERS.items()),
@@ -49,7 +50,6 @@ JOINT = (
         "TRL",
         "each unless it is given; `use_peft=false` sets `lora.rank=0`",
     ),
-    ("reward_weights=[1, 0.5]", "reward.x.weight, reward.y.weight", "rl, eval", "TRL", "in the order of reward_funcs"),
     ("adaptive_kl=true", "adaptive_kl.enabled=true", "rl", "NovaRL", "the same for every section with `enabled`"),
     (
         "trainer.project=P, trainer.experiment_name=E",
@@ -119,10 +119,10 @@ def page() -> str:
             ("key", "value", "NovaRL"),
             ((_code(key), _code(old), _code(new)) for key, row in VALUES.items() for old, new in row.items()),
         ),
-        "## Accepted at one value only\n",
-        "These values describe what NovaRL does. Any other value is refused.\n",
+        "## Names accepted with one value only\n",
+        "NovaRL always works this way. Any other value is refused.\n",
         _table(
-            ("name", "value", "for", "from", "why"),
+            ("name", "value", "commands", "from", "reason"),
             (
                 (_code(f.old), _accepted(f), ", ".join(f.commands), f.source, f.reason)
                 for f in rows()
@@ -132,17 +132,17 @@ def page() -> str:
         "## Accepted and ignored\n",
         "They have no effect, and a note at the start of the run says so.\n",
         _table(
-            ("name", "for", "from", "why"),
+            ("name", "commands", "from", "reason"),
             (
                 (_code(i.old), ", ".join(i.commands), i.source, f"{i.reason}, if it is given" if i.beside else i.reason)
                 for i in rows()
                 if isinstance(i, Ignored)
             ),
         ),
-        "## Refused, with what to do instead\n",
-        "These names have no equivalent, or another meaning. Every key within such a name is refused too.\n",
+        "## Names that are not supported\n",
+        "They have no equivalent in NovaRL, or mean something else. The same holds for all keys within them.\n",
         _table(
-            ("name", "for", "from", "why", "instead"),
+            ("name", "commands", "from", "reason", "instead"),
             (
                 (_code(h.old), ", ".join(h.commands), h.source, h.what, h.fix)
                 for h in rows()
@@ -173,7 +173,7 @@ def _shares_name(row: Row) -> bool:
 
 
 def _note(alias: Alias) -> str:
-    values = [f"{_code(_text(old))} is {_code(_text(new))}" for old, new in alias.values.items()]
+    values = [f"{_code(value_text(old))} is {_code(value_text(new))}" for old, new in alias.values.items()]
     apart = [f"for {_code(old)} {fix}" for old, (_, fix) in alias.elsewhere.items()]
     return "; ".join(filter(None, (", ".join(values), ", ".join(apart), alias.note)))
 

@@ -7,9 +7,9 @@ from novarl.config.parts import Node, Sampled
 from novarl.config.tree import RLConfig
 
 
-def idle(config: TrainConfig) -> list[str]:
-    """Notes on names that are ignored, on sections that have values and are not enabled, and on sampling keys of
-    evaluations that are greedy. A section with `enabled: false` may have any values."""
+def without_effect(config: TrainConfig) -> list[str]:
+    """A note for each section that has values but is not turned on, and for sampling settings of a greedy evaluation.
+    A section that is turned off explicitly (`enabled: false`) may have any values."""
     off: list[tuple[str, Node, str]] = []
     if config.lora.rank == 0:
         off.append(("lora", config.lora, "lora.rank is 0"))

@@ -58,8 +58,8 @@ def main() -> int:
     troubles = [f"* `algo={one['algo']} task={one['task']}`: {one['trouble']}" for one in found if one["trouble"]]
     body = (
         f"{STEPS} steps of {PROMPTS} prompts with the tiny model after warm-up on the task, all other settings at "
-        "their defaults. Each cell: the mean reward over the steps, the share of groups whose rewards differ, the largest "
-        "change of a weight. A pair that does not run, has no differing rewards, no gradient or unchanged weights is "
+        "their defaults. Each cell: the mean reward over the steps, the share of groups whose rewards differ, the "
+        "largest change of a weight. A pair that does not run, has no differing rewards, no gradient or unchanged weights is "
         f"listed below.\n\n{table}\n\n" + ("\n".join(troubles) or "Every pair works.")
     )
     report.write(

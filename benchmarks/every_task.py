@@ -59,8 +59,8 @@ def main() -> int:
     body = (
         f"{STEPS} steps of {PROMPTS} prompts with the tiny model after warm-up on the task, all other settings at "
         "their defaults. Each cell: the mean reward over the steps, the share of groups whose rewards differ, the "
-        "largest change of a weight. A pair that does not run, has no differing rewards, no gradient or unchanged weights is "
-        f"listed below.\n\n{table}\n\n" + ("\n".join(troubles) or "Every pair works.")
+        "largest change of a weight. A pair that does not run, has no differing rewards, no gradient or unchanged "
+        f"weights is listed below.\n\n{table}\n\n" + ("\n".join(troubles) or "Every pair works.")
     )
     report.write(
         "every-task", "Every algorithm on every task", body, {"runs": found, "seconds": time.perf_counter() - began}

@@ -1,7 +1,8 @@
-"""More imitation or reinforcement, from one start and for the same wall-clock: `make train_quick`, `make train_full`.
+"""More imitation against reinforcement, from one start, for equal wall-clock time: `make train_quick`,
+`make train_full`.
 
-For each difficulty: a tiny model imitates demonstrations; then one arm goes on imitating the same demonstrations, at
-each of three learning rates, and the other learns from the verifier's rewards, each for as many seconds of training.
+For each difficulty a tiny model first imitates demonstrations. Then one arm continues to imitate them, with each of
+three learning rates, and the other arm learns from the verifier's rewards, for the same training time.
 """
 
 from __future__ import annotations

@@ -16,20 +16,19 @@ from tests.certificates.certificate import TOLERANCE
 from tests.certificates.faults import FAULTS, Fault
 
 ABOUT = f"""\
-A language model so small that all its answers can be listed (3 tokens, one of which ends an answer; linear, so that its
-states share parameters) is asked what the expected update is, in float64: the library's side sums the gradient of its
-loss over every minibatch that can be drawn, weighted by its probability; the exact side is written from probabilities
-alone, in the files `*exact.py` of `tests/certificates`, none of which imports the library. They must agree to
-{TOLERANCE:g}.
+The expected update is computed in float64 for a language model so small that all its answers can be enumerated (3
+tokens, one of which ends an answer; linear, so that states share parameters). The library's side sums the gradient of
+its loss over every possible minibatch, weighted by probability. The exact side is derived from probabilities alone, in
+the files `*exact.py` of `tests/certificates`, none of which imports the library. They must agree to {TOLERANCE:g}.
 
-J = E[R] is the expected reward; y an answer, L its number of tokens, R its reward; y', L', R' those of another draw; k
-the size of a group, B of a batch; pi the policy, mu another that sampled, ref the reference. Where the expected update
-is not grad J, the difference is the method's bias."""
+J = E[R] is the expected reward; y an answer, L its number of tokens, R its reward; y', L', R' those of another sample;
+k the size of a group, B of a batch; pi the policy, mu another policy that sampled, ref the reference. Where the
+expected update is not grad J, the difference is the method's bias."""
 PLANTED = """\
-Each fault is planted in the library's function, and the certificate that must catch it computed again; the number is
-the smallest error that any fault of the function makes. (A wrong baseline that still ignores the sample stays unbiased,
-so no expectation can tell it; the golden numbers in `tests/algos` do.) The JSON beside this page lists every fault with
-its certificate."""
+Each fault is injected into the library's function, and the certificate that must detect it is computed again. The
+number is the smallest error that any fault of the function causes. (A wrong baseline that still ignores the sample
+stays unbiased, so no expectation can detect it; the golden numbers in `tests/algos` do.) The JSON file beside this page
+lists every fault with its certificate."""
 
 MOMENTS = {
     "Baselines": (

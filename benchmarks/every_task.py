@@ -57,10 +57,10 @@ def main() -> int:
     )
     troubles = [f"* `algo={one['algo']} task={one['task']}`: {one['trouble']}" for one in found if one["trouble"]]
     body = (
-        f"{STEPS} steps of {PROMPTS} prompts with the tiny model after warm-up on the task, everything else as it is "
-        "when nothing is said. A cell: the mean reward over the steps, the share of groups whose rewards differ, the "
-        "largest change of a weight. A pair that does not run, or that has no rewards to compare, no gradient or the "
-        f"weights that it began with, is said below.\n\n{table}\n\n" + ("\n".join(troubles) or "Every pair works.")
+        f"{STEPS} steps of {PROMPTS} prompts with the tiny model after warm-up on the task, all other settings at "
+        "their defaults. Each cell: the mean reward over the steps, the share of groups whose rewards differ, the "
+        "largest change of a weight. A pair that does not run, has no differing rewards, no gradient or unchanged "
+        f"weights is listed below.\n\n{table}\n\n" + ("\n".join(troubles) or "Every pair works.")
     )
     report.write(
         "every-task", "Every algorithm on every task", body, {"runs": found, "seconds": time.perf_counter() - began}

@@ -18,16 +18,18 @@ from tests.oracles.ours import CASES, TOLERANCE, recorded
 
 SETS = 500
 ABOUT = f"""\
-The same tensors go through other libraries' own functions, in float64, and through ours; what they gave is committed in
-`tests/oracles/numbers.json`, which `make test` reads. Losses are compared with their gradients, credit step by step,
-with gaps between steps. They must agree to {TOLERANCE:g}. TRL's losses and statements are its trainers' own, run on a
-stand-in that has what they read; no model is trained. Differences of 1e-8 are constants that TRL makes in float32:
-ORPO's log-probabilities, SAPO's temperatures, the k / (k - 1) of its deviation."""
+The same tensors go through other libraries' own functions, in float64, and through ours. Their outputs are committed in
+`tests/oracles/numbers.json`, which `make test` reads. Losses are compared together with their gradients; credit is
+compared step by step, with gaps between steps. They must agree to {TOLERANCE:g}. TRL's losses are those of its
+trainers, run on a stand-in with the attributes that they read; no model is trained. Differences of 1e-8 come from
+constants that TRL computes in float32: ORPO's log-probabilities, SAPO's temperatures, the k / (k - 1) of its
+deviation."""
 NOT_COMPARED = """\
 Not compared, because TRL computes something else or nothing: `reinforce_pp` (TRL's `scale_rewards=batch` divides by the
-deviation of the raw rewards, ours by that of the centred ones), ORPO's likelihood term (TRL's takes the prompt in),
+deviation of the raw rewards, ours by that of the centred ones), ORPO's likelihood term (TRL's includes the prompt),
 `sigmoid` with label smoothing and `dpop` (not in this TRL), sequence weights by the length-th root. scikit-learn has no
-ECE: it is put together from its calibration curve. Its bins hold their upper edge, ours their lower one."""
+ECE, so it is computed from scikit-learn's calibration curve, whose bins include their upper edge; ours include their
+lower one."""
 
 
 def conventions() -> list[list[object]]:

@@ -1,7 +1,7 @@
 """Real data from end to end: SFT, then RL on GSM8K with the small built-in model: `make test-real DATA=dir`.
 
-A model of 6M parameters does not learn to solve word problems in minutes, and nothing here says it does: this shows
-that real files go through, that every row is accounted for, and that both runs leave what they promise.
+A model of 6M parameters does not learn to solve word problems in minutes, and this page does not claim it. It shows
+that real files can be read, that every row is accounted for, and that both runs write all their files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> int:
         + report.table(["run", "steps", "read", "used", "truncated", "refused", "before", "after", "seconds"], rows)
         + f"\n\nSFT: the loss went from {losses[0]:.3f} to {losses[-1]:.3f} nats a byte; its score is the mean "
         "log-probability of a held-out answer's byte. RL: its score is the share of right answers.\n\n"
-        + ("\n".join(problems) if problems else "All that is promised is there.")
+        + ("\n".join(problems) if problems else "All files that a run promises exist.")
     )
     report.write("real", "Real data: GSM8K", body, {"runs": found, "problems": problems})
     return 1 if problems else 0

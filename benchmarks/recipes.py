@@ -61,12 +61,12 @@ def main() -> int:
         found = list(pool.map(partial(run, home), [*wanted, *product((0,), arguments.recipe, ("fault",))]))
     verdicts = [judge(twin, [one for one in found if one["recipe"] == twin.recipe]) for twin in chosen]
     body = (
-        f"Every recipe by its own command line, and the library from the same start, on the same rows, with the same "
-        f"settings: the score on held-out problems that the recipe measures, the mean over {arguments.seeds} seeds. "
-        "Difference: library less recipe, with Student's 95 % interval over seeds, no narrower than the number of "
-        f"judged answers allows. Same: 0 lies in the interval, and it reaches no further than {WIDEST}. Last column: "
-        "the difference where the library is broken (all advantages 0; demonstrations of other rows; preferences the "
-        "wrong way round), which must lie outside of the interval, around 0.\n\n"
+        "Each recipe is run by its own command line, and the library from the same start, on the same rows, with the "
+        "same settings. The score is the recipe's own, on held-out problems, the mean over "
+        f"{arguments.seeds} seeds. Difference: library minus recipe, with Student's 95 % interval over seeds, at least "
+        "as wide as the number of judged answers implies. Same: the interval contains 0 and reaches no further than "
+        f"{WIDEST}. Last column: the difference with a fault in the library (all advantages 0; demonstrations of other "
+        "rows; preferences swapped), which must lie outside that interval placed around 0.\n\n"
         + report.table(
             ["recipe", "command line", "start", "recipe", "library", "difference", "95 % interval", "same", "broken"],
             [one["cells"] for one in verdicts],
@@ -74,7 +74,9 @@ def main() -> int:
     )
     met = {one["recipe"]: one["met"] for one in verdicts}
     seconds = time.perf_counter() - began
-    report.write("recipes", "Recipe and library end alike", body, {"runs": found, "met": met, "seconds": seconds})
+    report.write(
+        "recipes", "Recipes and library reach the same score", body, {"runs": found, "met": met, "seconds": seconds}
+    )
     return 0 if all(met.values()) else 1
 
 

@@ -154,13 +154,13 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, sharing its memory; all of a plain one."""
-    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
 
 def full(tensor: Tensor) -> Tensor:
     """All of a tensor. A collective where it is sharded."""
-    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return whole
 
 

@@ -102,7 +102,7 @@ def _given(config: TrainConfig, opened: Opened, device: torch.device) -> Policy:
 
 def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of a directory or hub id."""
-    from novarl.models.hugging_face import load_tokenizer as load_pretrained_tokenizer
+    from novarl.models.hugging_face.pretrained import load_tokenizer as load_pretrained_tokenizer
 
     return ByteTokenizer.read(Path(name)) or load_pretrained_tokenizer(name)
 

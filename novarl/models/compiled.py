@@ -39,7 +39,7 @@ def compile_layers(model: nn.Module) -> None:
             if isinstance(module, Attention):
                 module.attend_packed = _apart(module.attend_packed)
     else:
-        from novarl.models.hugging_face import keep_attention_uncompiled
+        from novarl.models.hugging_face.packed import keep_attention_uncompiled
 
         keep_attention_uncompiled()
     for layer in layers:

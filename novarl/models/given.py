@@ -82,7 +82,7 @@ def _pretrained(
     gradient_checkpointing: bool,
     attn: str,
 ) -> Policy:
-    from novarl.models.hugging_face import settle_tokenizer, to_learn_from
+    from novarl.models.hugging_face.pretrained import settle_tokenizer, to_learn_from
 
     name = type(model).__name__
     learnt, obstacle = to_learn_from(model, name, gradient_checkpointing=gradient_checkpointing)

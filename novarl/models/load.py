@@ -152,7 +152,7 @@ def save(policy: Policy, directory: str | Path) -> None:
         text = json.dumps(ends, indent=2, sort_keys=True)
         (directory / "generation_config.json").write_text(text + "\n", encoding="utf-8")
     else:
-        from novarl.models.hugging_face import save_pretrained
+        from novarl.models.hugging_face.pretrained import save_pretrained
 
         save_pretrained(model, str(directory), eos_ids=policy.eos_ids)
     policy.tokenizer.save_pretrained(str(directory))
@@ -163,7 +163,7 @@ def _adapted(base: Policy, folder: Path, trust: Trust) -> Policy:
     merge_adapter(base.model, folder)
     tokenizer, ends = base.tokenizer, base.eos_ids
     if (folder / "tokenizer_config.json").is_file() and ByteTokenizer.read(folder) is None:
-        from novarl.models.hugging_face import load_tokenizer
+        from novarl.models.hugging_face.pretrained import load_tokenizer
 
         tokenizer = load_tokenizer(str(folder), trust=trust)
         if len(tokenizer) > head(base.model)[0].size(0):  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def _load_pretrained(
     gradient_checkpointing: bool,
     trust: Trust,
 ) -> Policy:
-    from novarl.models.hugging_face import load_pretrained
+    from novarl.models.hugging_face.pretrained import load_pretrained
 
     model, tokenizer, obstacle = load_pretrained(
         name, dtype=stored, device=device, gradient_checkpointing=gradient_checkpointing, trust=trust

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from novarl.engines.local.kv_cache import KVCache, extent
 from novarl.engines.local.runner import ROWS, ModelRunner
-from novarl.models import adopt, hugging_face
+from novarl.models import adopt
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import modules_of, token_logprobs
+from novarl.models.hugging_face import pretrained
 from novarl.models.load import Policy, load, save
 from novarl.models.lora import LoraSettings, adapter_weights, inject
 from novarl.models.transformer import Decoder
@@ -192,7 +193,7 @@ def test_a_decoder_that_computes_something_else_is_not_taken(folder, monkeypatch
             found.lm_head.weight = nn.Parameter(found.lm_head.weight.roll(1, 0))
         return found
 
-    monkeypatch.setattr(hugging_face, "adopt", wrongly)
+    monkeypatch.setattr(pretrained, "adopt", wrongly)
     assert type(load(folder("llama")).model).__name__ == "LlamaForCausalLM"
 
 

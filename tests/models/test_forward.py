@@ -25,7 +25,7 @@ from novarl.models import forward, transformer
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.compiled import compile_layers
 from novarl.models.forward import Layout, attention_of, backbone, hidden_states, packs, token_logprobs
-from novarl.models.hugging_face import load_pretrained
+from novarl.models.hugging_face.pretrained import load_pretrained
 from novarl.models.load import Policy, load, save
 from novarl.models.transformer import Decoder, DecoderConfig
 

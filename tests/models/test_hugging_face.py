@@ -22,10 +22,10 @@ from novarl.kernels.accumulation import fused_accumulation
 from novarl.kernels.attention import causal_attention
 from novarl.kernels.packing import packing_of
 from novarl.kernels.prefix import Group
-from novarl.models import hugging_face
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import packs, token_logprobs
-from novarl.models.hugging_face import enable_packing, packing_sdpa
+from novarl.models.hugging_face import packed, pretrained
+from novarl.models.hugging_face.packed import enable_packing, packing_sdpa
 from novarl.models.load import load
 from novarl.models.transformer import Embedding
 
@@ -411,7 +411,8 @@ def test_packed_attention_refuses_by_name_what_it_does_not_implement(argument: s
 
 
 def test_what_the_configuration_hides_the_attention_call_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hugging_face, "packing_obstacle", lambda config: None)
+    for module in (pretrained, packed):
+        monkeypatch.setattr(module, "packing_obstacle", lambda config: None)
     # Which the built-in decoder would not run without a window either: it has another activation.
     config = transformers.MistralConfig(**SHAPE, num_key_value_heads=4, sliding_window=6, hidden_act="gelu")
     policy = load(write(tmp_path, config))
@@ -437,7 +438,7 @@ def test_packing_that_leaks_is_measured(tmp_path: Path, monkeypatch: pytest.Monk
     def leaking(query: Any, key: Any, value: Any, lengths: object, *, scale: float | None) -> torch.Tensor:
         return causal_attention(query, key, value, scale=scale)
 
-    monkeypatch.setattr(hugging_face, "packed_attention", leaking)
+    monkeypatch.setattr(packed, "packed_attention", leaking)
     policy = load(write(tmp_path, llama(attention_bias=True)))
     assert policy.padded_because is not None
     assert policy.padded_because.startswith("packing changes the hidden states by")

@@ -1,0 +1,78 @@
+"""Errors of transformers in one line, and its console output turned off."""
+
+from __future__ import annotations
+
+import contextlib
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING
+
+from novarl.core.errors import NovaError
+from novarl.models.transformer import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+NAMES = "give a built-in name (tiny, small), a model directory, or a hub id that can be reached"
+
+UNREADABLE = "no causal language model could be loaded"
+
+MEND = f"mend config.json, or {WHOLE}"
+
+
+@contextlib.contextmanager
+def explained(name: str, what: str, *, fix: str | None = None) -> Iterator[None]:
+    """Turns whatever transformers raises for a missing or broken model into one NovaError, of one line."""
+    try:
+        with quiet():
+            yield
+    except NovaError:
+        raise
+    except Exception as error:
+        if asks_for_code(error):
+            what = "the model brings Python code of its own, which is not run"
+            fix = f"read that code, and if you trust it, set trust_remote_code={name}"
+            raise NovaError(what, where=name, fix=fix) from error
+        raise NovaError(f"{what}: {reason_of(error)}", where=name, fix=fix) from error
+
+
+def asks_for_code(error: Exception) -> bool:
+    return "trust_remote_code" in str(error)
+
+
+def reason_of(error: BaseException) -> str:
+    """What `error` says, in a line, without what is said around it."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    while isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip()
+    if isinstance(error, UnpicklingError) or "weights_only" in text:  # torch then says how to run the code in it
+        return "a pickle file holds something else than tensors, or is damaged; it is not read"
+    if isinstance(error, KeyError):
+        text = str(error.args[0])
+        text = text if " " in text else f"there is no {text!r}"
+    first, *others = (text or type(error).__name__).splitlines()
+    if first.endswith(":") and others:
+        first = f"{first} {others[0].strip()}"
+    return first.partition(" Errors: ")[0]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hides transformers' progress bars and tables, and the hub's line for each of its retries: what goes wrong is
+    raised."""
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging
+
+    shown, verbosities = logging.is_progress_bar_enabled(), (logging.get_verbosity(), hub_logging.get_verbosity())
+    logging.disable_progress_bar()
+    for library in (logging, hub_logging):
+        library.set_verbosity_error()
+    try:
+        yield
+    finally:
+        for library, verbosity in zip((logging, hub_logging), verbosities, strict=True):
+            library.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()

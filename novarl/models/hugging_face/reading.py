@@ -1,0 +1,143 @@
+"""Reads the model that a config.json describes, with exactly the weights beside it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from novarl.core.errors import NovaError
+from novarl.models.hugging_face.failures import MEND, NAMES, UNREADABLE, asks_for_code, explained, reason_of
+from novarl.models.numbers import check_numbers
+from novarl.models.transformer import WHOLE
+from novarl.models.trust import Trust, check_weights
+
+MOST_NUMBERS = 2**30
+"""In one buffer. A causal mask of 32,768 positions has as many; those of the rotations are smaller by far."""
+
+BESIDE = re.compile(
+    r"(^|\.)(inv_freq|cos_cached|sin_cached|masked_bias|causal_mask|attn\.bias|attention\.bias|position_ids)$"
+    r"|(^|\.)(mtp|pooler\.)"
+)
+"""Names of tensors that may lie among a model's own and are not missed: buffers that older versions of transformers
+saved and newer ones compute, and heads for something else than the next token."""
+
+
+def read_model(name: str, dtype: torch.dtype, trust: Trust) -> Any:
+    """The model that the config.json in `name` describes, with exactly the weights that lie beside it."""
+    from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+    # The fast way to run a mixture of experts, one grouped product, knows no float64.
+    options: dict[str, Any] = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    code = {"trust_remote_code": trust.runs_code(name)}
+    options |= {**code, "use_safetensors": None if trust.reads_pickles(name) else True}
+    with explained(name, UNREADABLE, fix=NAMES):
+        try:
+            values: dict[str, Any] = PretrainedConfig.get_config_dict(name)[0]
+            check_numbers(values, f"{name}/config.json", MEND)
+            config = AutoConfig.from_pretrained(name, **code)
+            check_weights(name, trust)
+            _check_buffers(config, name, code)
+            _silence(config)
+            options |= {"config": config, "dtype": dtype, "output_loading_info": True}
+            model, report = AutoModelForCausalLM.from_pretrained(name, **options)
+        except (NovaError, OSError):  # there is nothing, or nothing to be reached
+            raise
+        except Exception as error:
+            if asks_for_code(error):
+                raise
+            _check_configuration(name, error)
+            if "ignore_mismatched_sizes" not in str(error):
+                stacked = "weights that it stacks, as those of experts, are missing or of unlike shapes"
+                reason = stacked if "CONVERSION" in str(error) else reason_of(error)
+                raise NovaError(f"{UNREADABLE}: {reason}", where=name, fix=WHOLE) from error
+            # Which tensors have another shape, transformers only prints. None is made this time.
+            options |= {"device_map": "meta", "ignore_mismatched_sizes": True}
+            model, report = AutoModelForCausalLM.from_pretrained(name, **options)
+        _check_tensors(model, report, name)
+    return model
+
+
+def _check_configuration(name: str, error: Exception) -> None:
+    """Raises NovaError, with what `error` says, where no model can be made by the config.json in `name`. The field at
+    fault is the one without which a model could be made."""
+    from transformers import PretrainedConfig
+
+    values: dict[str, Any] = PretrainedConfig.get_config_dict(name)[0]
+    if _can_be_made(values):
+        return
+    reason = reason_of(error)
+    if not any(field in reason for field in values):
+        others = ({key: value for key, value in values.items() if key != field} for field in values)
+        wrong = next((field for field, rest in zip(values, others, strict=True) if _can_be_made(rest)), None)
+        reason = reason if wrong is None else f"{wrong} is {values[wrong]!r:.80}: {reason}"
+    raise NovaError(f"{UNREADABLE}: {reason}", where=f"{name}/config.json", fix=MEND) from error
+
+
+def _check_buffers(config: Any, name: str, code: dict[str, bool]) -> None:
+    """Raises NovaError where a model of this configuration would compute tables that fill the memory. Its parameters,
+    which are compared with the weights, take none before."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            model = AutoModelForCausalLM.from_config(config, **code)
+    except Exception:  # noqa: BLE001 - it will be raised again, and explained
+        return
+    for buffer, table in model.named_buffers():
+        if table.numel() > MOST_NUMBERS:
+            what = f"{UNREADABLE}: it would hold a table, '{buffer}', of {table.numel():,} numbers"
+            raise NovaError(what, where=f"{name}/config.json", fix=MEND)
+
+
+def _can_be_made(values: dict[str, Any]) -> bool:
+    """Whether there is a causal language model of this configuration; its weights take no memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
+    except Exception:  # noqa: BLE001 - each field has its own checks, in code of many authors
+        return False
+    return True
+
+
+def _check_tensors(model: Any, report: dict[str, Any], name: str) -> None:
+    """Raises NovaError where the weights in `name` are not those of `model`: transformers would draw what is missing
+    at random, and drop what is left over."""
+    stated = str((model.config.architectures or [""])[0])
+    whose = "" if not stated or stated.endswith(("LM", "LMHeadModel")) else f"{stated} is no causal language model: "
+    if report["missing_keys"]:
+        what = f"tensor '{min(report['missing_keys'])}' is missing from the weights"
+        raise NovaError(f"{whose}{what}", where=name, fix=MEND)
+    if report["mismatched_keys"]:
+        tensor, found, wanted = min(report["mismatched_keys"])
+        what = f"tensor '{tensor}' is {_shape(found)} in the weights and {_shape(wanted)} by config.json"
+        raise NovaError(f"{whose}{what}", where=name, fix=MEND)
+    if over := sorted(tensor for tensor in report["unexpected_keys"] if _is_own(tensor, model)):
+        what = f"tensor '{over[0]}' of the weights has no place in the model that config.json describes"
+        raise NovaError(f"{whose}{what}", where=name, fix=MEND)
+
+
+def _shape(size: torch.Size) -> str:
+    return " by ".join(map(str, size))
+
+
+def _is_own(tensor: str, model: Any) -> bool:
+    """Whether a tensor of this name is part of what computes the next token, and not a head for something else."""
+    parts = {part for module in (model, model.base_model) for part, _ in module.named_children()}
+    if tensor.partition(".")[0] not in parts or BESIDE.search(tensor):
+        return False
+    text = model.config.get_text_config()
+    last, layer = getattr(text, "num_hidden_layers", 0), re.search(r"\blayers\.(\d+)\.", tensor)
+    further = getattr(text, "num_nextn_predict_layers", None) or 0  # layers after the last, for tokens after the next
+    return layer is None or int(layer[1]) not in range(last, last + further)
+
+
+def _silence(config: Any) -> None:
+    """Sets every probability of dropout and every router jitter in `config` to 0."""
+    text = config.get_text_config()
+    for name, value in vars(text).items():
+        if isinstance(value, float) and any(noise in name for noise in ("dropout", "pdrop", "jitter")):
+            setattr(text, name, 0.0)

@@ -24,7 +24,7 @@ from novarl.kernels.packing import packing_of
 from novarl.kernels.prefix import Group
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import packs, token_logprobs
-from novarl.models.hugging_face import packed, pretrained
+from novarl.models.hugging_face import packed, pretrained, probes
 from novarl.models.hugging_face.packed import enable_packing, packing_sdpa
 from novarl.models.load import load
 from novarl.models.transformer import Embedding
@@ -364,7 +364,7 @@ def test_logits_changed_after_the_head_are_refused_by_name(tmp_path: Path, confi
 
 
 def test_logits_changed_under_an_unknown_name_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hugging_face, "LOGIT_TRANSFORMS", {})
+    monkeypatch.setattr(probes, "LOGIT_TRANSFORMS", {})
     with pytest.raises(NovaError, match="granite are not the product of its last hidden states and its head"):
         load(write(tmp_path, transformers.GraniteConfig(**SHAPE, logits_scaling=4.0)))
 

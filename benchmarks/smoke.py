@@ -28,7 +28,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         for arm, extra in ARMS.items():
             for seed in arguments.seeds:
-                run_dir = Path(scratch) / f"smoke-{len(data)}"
+                run_dir = Path(scratch) / (f"smoke-{len(data)}" if data else "smoke")
                 said = novarl("demo", f"seed={seed}", f"run_dir={run_dir}", *extra).stdout
                 if not rows:  # what the README shows
                     report.RESULTS.mkdir(parents=True, exist_ok=True)

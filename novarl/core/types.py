@@ -20,6 +20,8 @@ Message = Mapping[str, Any]
 """One chat message: `role` and `content`, as in the OpenAI format."""
 
 Record = dict[str, float]
+Update = dict[str, Any]
+"""A Record as a run yields it: with its `phase` ("warmup", "rl", "sft", ...) and `step`."""
 """The metrics of one optimiser update, by glossary name; the same on every rank."""
 
 Status = Literal["done", "truncated", "failed"]

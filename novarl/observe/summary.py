@@ -16,6 +16,7 @@ LABELS = {
     "tensorboard": "TensorBoard",
     "checkpoints": "Checkpoints",
     "model": "Model",
+    "weights": "Weights",
     "best": "Best model",
     "figures": "Curves",
     "samples": "Samples",

@@ -18,7 +18,7 @@ import torch
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoints
 from novarl.core.event_loop import EventLoop
-from novarl.core.types import Engine, Record
+from novarl.core.types import Engine, Record, Update
 from novarl.data.rows import Rows
 from novarl.distributed.ranks import Ranks
 from novarl.distributed.shard import gather
@@ -143,10 +143,10 @@ class Run:
             self._open.callback(close)
         self._records = self._drive()
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Update]:
         return self
 
-    def __next__(self) -> Record:
+    def __next__(self) -> Update:
         try:
             self.prepare()
             with self.interrupts:  # not while the caller runs its own code
@@ -215,7 +215,7 @@ class Run:
             opened.rundir.release()
         return self.summary is not None
 
-    def _drive(self) -> Generator[Record, None, None]:
+    def _drive(self) -> Generator[Update, None, None]:
         training, session = self.prepare()
         if training is None or session is None:
             return

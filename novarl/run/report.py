@@ -41,7 +41,9 @@ def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
         entries["first_failure"] = failure
     paths = {"run_dir": folder, "metrics": folder / "metrics.jsonl", "logs": folder / "logs" / "train.jsonl"}
     paths |= {"events": folder / "events.jsonl", "tensorboard": folder / "tb", "checkpoints": folder / "checkpoints"}
-    paths["model"] = folder / "checkpoints" / "latest" / "model"
+    model = folder / "checkpoints" / "latest" / "model"
+    # A module of the user's own has weights there and no configuration: only its owner can make it again.
+    paths["model" if (model / "config.json").exists() else "weights"] = model
     after = entries.get("after")
     if after and session.facts.get("best", float("-inf")) > after["score"]:
         paths["best"] = folder / "checkpoints" / "best" / "model"

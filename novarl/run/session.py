@@ -23,7 +23,7 @@ from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoints
 from novarl.core.errors import visible
 from novarl.core.rundir import RunDir, environment
-from novarl.core.types import Record
+from novarl.core.types import Record, Update
 from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
@@ -110,7 +110,7 @@ class Session:
 
     def follow(
         self, loop: Iterator[Record], state: LoopState, evaluate: Callable[[], Evaluation] | None = None
-    ) -> Iterator[Record]:
+    ) -> Iterator[Update]:
         """Yield each record of a loop after reporting it, and evaluating and saving if due. Raises Stopped."""
         self.step_seconds = 0.0 if state.pending is None else math.nan
         for record in loop:
@@ -121,7 +121,7 @@ class Session:
                 self._count(record)
             if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:
                 record = self._evaluated(record, evaluate())
-            record = self._report(step, record, whole=whole)
+            reported = self._report(step, record, whole=whole)
             if whole and step == EARLY:
                 for finding in cannot_learn(self._records(), limit=self.limit):
                     self.bus.event("alert", message=f"{finding.said}. {finding.cure}.")
@@ -131,7 +131,7 @@ class Session:
                 self.save(state)
                 self.stop_at(state)
                 raise Stopped
-            yield record
+            yield reported
 
     def stop_at(self, state: LoopState) -> None:
         """Record where the run was stopped."""
@@ -203,7 +203,7 @@ class Session:
         self.facts[name] = found.summary()
         self.bus.event("eval", name=name, **found.summary())
 
-    def _report(self, step: int, record: Record, *, whole: bool) -> Record:
+    def _report(self, step: int, record: Record, *, whole: bool) -> Update:
         """Send one update's record to the sinks with its stage times; the last update of a step also has the speed."""
         times = self.bus.take_times()
         seconds = sum(times.values())
@@ -220,7 +220,7 @@ class Session:
         self.order += 1
         record = record | times
         self.bus.step(step, record)
-        return {"step": float(step), **record}
+        return {"phase": self.phase, "step": float(step), **record}
 
     def save(self, state: LoopState) -> bool:
         """Save now; True where it was written. A full disk is said, and the last good checkpoint is kept. All ranks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from novarl.core.errors import NovaError
 from novarl.core.processor import settle_products, settle_threads
-from novarl.core.types import Record
+from novarl.core.types import Update
 
 if TYPE_CHECKING:
     from novarl.loops.evaluate import Evaluation
@@ -21,8 +21,8 @@ class Trainer:
     of the command line: nested, `kl={"coef": 0.02}`, or under an alias, `learning_rate=1e-4`.
 
         trainer = novarl.RL(model="tiny", prompts=rows, reward=my_function, steps=40, run_dir="runs/x")
-        for record in trainer:      # one Record per update
-            print(record["reward_mean"])
+        for record in trainer:      # one record per update, of a warm-up too: record["phase"] tells
+            print(record["step"], record.get("reward_mean"))
         trainer.save("out")
 
     `run()` goes to the end in one call. A run that is left early can be continued by iterating again; `close()`, or the
@@ -50,10 +50,10 @@ class Trainer:
         """Settings by the keys of the configuration."""
         return settings
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Update]:
         return self
 
-    def __next__(self) -> Record:
+    def __next__(self) -> Update:
         self._check_open()
         try:
             return next(self._run)

@@ -1,8 +1,8 @@
-"""A reward function that is an object: it runs in this process, by the rules of one from a file.
+"""A reward function that is a Python object. It runs in this process, with the rules of a function from a file.
 
-What it raises fails its own rollout (for TRL's form: the batch), with the line of the user's code. A call that outlives
-its limit fails too, but nothing can end a thread: it goes on in the background. A function in a file (`file.py:name`)
-runs in a process of its own, which can be ended.
+An error fails its own rollout (for TRL's form: the batch), with the line of the user's code. So does a call that times
+out, but a thread cannot be stopped: it goes on in the background. A function in a file (`file.py:name`) runs in a
+process of its own, which can be stopped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from novarl.core.errors import NovaError
 from novarl.rewards.loaded_file import Call, Function
 from novarl.rewards.services import Services
 from novarl.rewards.user_code import failure, is_async, plain
+from novarl.rewards.user_process import MOST_HANGS, skipped
 from novarl.rewards.verdict import Failure
 
 
 class InProcess:
-    """Calls one function; has the methods that a `UserProcess` has for `user_file.FileReward`."""
+    """Calls one function; has the methods of a `UserProcess` that `user_file.FileReward` uses."""
 
     def __init__(self, function: Callable[..., Any], *, time_limit: float) -> None:
         self.time_limit = time_limit
@@ -47,9 +48,15 @@ class InProcess:
         """What each call returned, or its `Failure`."""
         if function.is_async:
             return list(await asyncio.gather(*(self._awaited(*call) for call in calls)))
-        results: list[Any] = []
-        while len(results) < len(calls):
-            results += await self._in_thread(calls[len(results) :])
+        results = [skipped(self.time_limit)] * len(calls)
+        left, hangs = list(range(len(calls))), 0
+        while left and hangs < MOST_HANGS:
+            begin = hangs * len(left) // MOST_HANGS  # as UserProcess does
+            order = left[begin:] + left[:begin]
+            found = await self._in_thread([calls[place] for place in order])
+            for place, result in zip(order, found, strict=False):
+                results[place] = result
+            left, hangs = sorted(order[len(found) :]), (hangs if len(found) == 1 else 0) + 1
         return results
 
     def begins_early(self, function: Function) -> bool:

@@ -193,7 +193,7 @@ class UserProcess:
             elif self._hangs == before:
                 self._hangs += 1
             if self._hangs == MOST_HANGS:
-                self._give_up(Failure(f"was skipped: calls before it timed out after {self.time_limit:g} s"))
+                self._give_up(skipped(self.time_limit))
             self._assign()
 
     def _give_up(self, failure: Failure) -> None:
@@ -215,3 +215,8 @@ class UserProcess:
                 self._free.append(worker)
                 self._give_up(failure)
             self._assign()
+
+
+def skipped(time_limit: float) -> Failure:
+    """The result of a call that was given up."""
+    return Failure(f"was skipped: calls before it timed out after {time_limit:g} s")

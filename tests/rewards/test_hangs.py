@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from novarl.core.types import Prompt, Rollout
+from novarl.rewards.user_file import from_function
 from novarl.rewards.user_process import MOST_HANGS, UserProcess
 from novarl.rewards.verdict import Failure
 
@@ -156,3 +160,31 @@ def test_async_calls_that_compute_for_long_are_not_stuck(called) -> None:
 
 def test_async_calls_that_block_one_another_have_their_time_each(called) -> None:
     assert called("block", *range(10)) == list(range(10)), "2 s in all, twice what one may take"
+
+
+def in_process(hangs: Callable[[int], bool], count: int) -> list[Any]:
+    """The verdicts of a function that is an object, on answers 0, 1, 2, ..."""
+    ended = threading.Event()
+
+    def reward(completion: str) -> float:
+        if hangs(int(completion)):
+            ended.wait(60)
+        return float(completion)
+
+    rollouts = [Rollout(Prompt("row", (1,), ()), 0, place, (), (), str(place)) for place in range(count)]
+    try:
+        return asyncio.run(from_function(reward, time_limit=0.2)(rollouts))
+    finally:
+        ended.set()
+
+
+def test_a_function_of_this_process_that_always_hangs_is_given_up_too() -> None:
+    reasons = [verdict.reason for verdict in in_process(lambda _: True, 30)]
+    assert sum(reason.startswith("timed out after 0.2 s, and cannot be stopped") for reason in reasons) == MOST_HANGS
+    assert sum(reason.startswith("was skipped") for reason in reasons) == 30 - MOST_HANGS
+
+
+def test_answers_to_one_prompt_that_hang_in_this_process_cost_no_other() -> None:
+    found = in_process(lambda place: 2 <= place < 8, 16)
+    assert [verdict for place, verdict in enumerate(found) if not 2 <= place < 8] == [0, 1, *range(8, 16)]
+    assert all("timed out" in verdict.reason for verdict in found[2:8])

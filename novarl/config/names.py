@@ -296,8 +296,8 @@ def _join_rewards(entries: list[Entry]) -> list[Entry]:
 
 
 def _join_adapters(entries: list[Entry], tree: type[Config]) -> list[Entry]:
-    """TRL's `use_peft`: true sets its rank and alpha unless they are given; false trains all weights, whatever else is
-    said of adapters in the same place or before it."""
+    """TRL's `use_peft`: true sets its rank and alpha unless they are given; false trains all weights, whatever adapter
+    settings the same source or an earlier one has."""
     given = next((entry for entry in reversed(entries) if entry.path == "use_peft" and entry.value is not None), None)
     if given is None:
         return [entry for entry in entries if entry.path != "use_peft"]
@@ -306,7 +306,8 @@ def _join_adapters(entries: list[Entry], tree: type[Config]) -> list[Entry]:
     at, aliases = entries.index(given), active(tree)
     named = [(entry, aliases[entry.path].new[0] if entry.path in aliases else entry.path) for entry in entries]
     if given.value:
-        defaults = {path: value for path, value in ADAPTERS.items() if all(path != new for _, new in named)}
+        settled = {new for entry, new in named if entry.value is not None}
+        defaults = {path: value for path, value in ADAPTERS.items() if path not in settled}
     else:
         defaults = {"lora.rank": 0}
         named = [

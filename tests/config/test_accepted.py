@@ -88,6 +88,7 @@ def test_uploads_may_be_switched_off() -> None:
         (["use_peft=true", "lora_r=8"], (8, 32.0)),
         (["lora_alpha=4", "use_peft=true"], (16, 4.0)),
         (["use_peft=true", "lora.rank=0"], (0, 32.0)),
+        (["use_peft=true", "lora_r=null", "lora_alpha=null"], (16, 32.0)),
         (["use_peft=false"], (0, 16.0)),
         (["use_peft=null"], (0, 16.0)),
         (["use_peft=null", "lora_r=8"], (8, 16.0)),

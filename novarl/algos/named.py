@@ -52,7 +52,7 @@ class Algorithm:
     `gamma` and `lam` are for per-step estimators. `values` is the source of V: a learned critic, or the mean reward of
     new continuations from step boundaries. `process` adds a learned reward for every token. `clip_low` and `clip_high`
     bound pi / pi_old for surrogates that use it. `constant` is the denominator of "constant" aggregation: 1 ("one") or
-    the maximum answer length ("max_tokens"). `updates_per_rollout` is the number of optimizer updates per rollout
+    the maximum answer length ("max_tokens"). `updates_per_rollout` is the number of optimiser updates per rollout
     phase. `dynamic_sampling` replaces groups of equal rewards, which have no gradient, by groups of other prompts.
     """
 

@@ -156,9 +156,9 @@ class KTOLearner(TrajectoryLearner):
 
     def update(self, batch: Batch) -> Record:
         """Two passes: over the unrelated answers without gradients, for the reference point, then over the answers."""
-        strangers = one_side(batch, 1)
-        logp = answer_sums(strangers, self.scorer.logprobs(strangers, self.ranks, self.budget))
-        self.point = preference.kto_point(logp, reference_sums(strangers)).to(self.device)
+        others = one_side(batch, 1)
+        logp = answer_sums(others, self.scorer.logprobs(others, self.ranks, self.budget))
+        self.point = preference.kto_point(logp, reference_sums(others)).to(self.device)
         record = super().update(one_side(batch, 0))
         return record | {"kto_point": self.point.item(), "tokens": float(batch.tokens.numel())}
 
@@ -237,12 +237,12 @@ def unpaired(rows: Seq[Labelled]) -> list[Pair]:
         following[here] = following[after] if prompts[here] == prompts[after] else after
     other = [after if after is not None else (here + 1) % len(rows) for here, after in enumerate(following)]
     return [
-        Pair(row.id, row.sequence, _stranger(row.sequence, rows[after].sequence), row.label)
+        Pair(row.id, row.sequence, _unrelated(row.sequence, rows[after].sequence), row.label)
         for row, after in zip(rows, other, strict=True)
     ]
 
 
-def _stranger(own: Sequence, other: Sequence) -> Sequence:
+def _unrelated(own: Sequence, other: Sequence) -> Sequence:
     """The answer of `other`, from its first trained token on, after the prompt of `own`."""
     cut, begin = own.mask.index(True), other.mask.index(True)
     return Sequence(

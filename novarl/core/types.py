@@ -282,7 +282,7 @@ class Reward(Protocol):
 
 
 class Learner(Protocol):
-    """Updates the weights from credit: one optimizer update per call."""
+    """Updates the weights from credit: one optimiser update per call."""
 
     def update(self, batch: Batch, scores: Scores, credit: Credit) -> Record: ...
     def state_dict(self) -> dict[str, Any]: ...

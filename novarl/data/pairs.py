@@ -187,7 +187,7 @@ def _rendered(row: RawRow, messages: Seq[Message], context: int, name: str, read
             template_kwargs=row_kwargs(row, reading.template_kwargs, reading.apply_chat_template),
         )
     if len(rendered) > 1:
-        raise Refused(name, "the chat template rewrites earlier turns of the answer: give it the last turn only")
+        raise Refused(name, "the chat template rewrites earlier turns of the answer: pass only the last turn")
     return rendered[0]
 
 

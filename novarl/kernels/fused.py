@@ -44,14 +44,14 @@ class FullLinear(Linear):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps) over the last axis, in the dtype of x and weight."""
-    if not _by_hand(x):
+    if not _fuses(x):
         return F.rms_norm(x, weight.shape, weight, eps)
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pair (x_i, x_{i + half}) of every head by the angle of its position; x [B, H, L, head_dim]."""
-    if _by_hand(x):
+    if _fuses(x):
         return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -60,7 +60,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def swiglu(gate: Tensor, up: Tensor, down: nn.Module) -> Tensor:
     """down(silu(gate) * up). If `down` is a plain linear layer (no bias, adapter, hooks or 16-bit products), only gate
     and up are saved for the backward pass; otherwise their product is saved too. Without gradients nothing is saved."""
-    if not torch.is_grad_enabled() and _by_hand(gate):
+    if not torch.is_grad_enabled() and _fuses(gate):
         return down(F.silu(gate).mul_(up))  # type: ignore[no-any-return]
     if not _pays(gate, up):
         return down(F.silu(gate) * up)  # type: ignore[no-any-return]
@@ -76,14 +76,14 @@ def _is_bare(layer: nn.Module) -> bool:
     return plain and layer._parameters.get("bias") is None and not hooks
 
 
-def _by_hand(x: Tensor) -> bool:
+def _fuses(x: Tensor) -> bool:
     """Whether the fused versions are used for `x`."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _pays(*tensors: Tensor) -> bool:
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return wanted and _by_hand(tensors[0])
+    return wanted and _fuses(tensors[0])
 
 
 class _RMSNorm(torch.autograd.Function):

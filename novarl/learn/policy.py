@@ -102,7 +102,7 @@ class PolicyLearner:
     def _follows_advantage(self) -> bool:
         return self.objective.follows_advantage and self.value is None
 
-    def _at_rest(self, batch: Batch, advantage: Tensor) -> Tensor | None:
+    def _without_gradient(self, batch: Batch, advantage: Tensor) -> Tensor | None:
         """The trajectories [R] without a gradient, such as a group of right answers. They need only a forward pass, a
         third of the work. None if the gradient does not depend only on advantages."""
         if not self._follows_advantage:

@@ -213,12 +213,12 @@ def unpaired(rows: Seq[Labelled]) -> list[Pair]:
         following[here] = following[after] if prompts[here] == prompts[after] else after
     other = [after if after is not None else (here + 1) % len(rows) for here, after in enumerate(following)]
     return [
-        Pair(row.id, row.sequence, _stranger(row.sequence, rows[after].sequence), row.label)
+        Pair(row.id, row.sequence, _unrelated(row.sequence, rows[after].sequence), row.label)
         for row, after in zip(rows, other, strict=True)
     ]
 
 
-def _stranger(own: Sequence, other: Sequence) -> Sequence:
+def _unrelated(own: Sequence, other: Sequence) -> Sequence:
     """The answer of `other`, from its first trained token on, after the prompt of `own`."""
     cut, begin = own.mask.index(True), other.mask.index(True)
     return Sequence(

@@ -118,7 +118,7 @@ DATA = {
 }
 
 CONFIG = {
-    "no such configuration": Case("rl nowhere.yaml", "nowhere.yaml: there is no such configuration file"),
+    "no such configuration": Case("rl nowhere.yaml", "nowhere.yaml: no such configuration file"),
     "empty configuration": Case("rl a.yaml", "a.yaml: the file is empty", {"a.yaml": ""}),
     "misspelt": Case(
         "rl a.yaml", "a.yaml:2 stepz: unknown key (did you mean steps?)", {"a.yaml": "task: sort\nstepz: 3\n"}

@@ -95,7 +95,7 @@ def test_every_shipped_configuration_says_its_kind_and_runs(file: Path, asked: l
         ("r task=sort", "unknown command 'r' (did you mean rm or rl?)"),
         ("xyzzy", "the commands are sft, dpo, rm, rl, eval"),
         ("rl", "neither task nor data is given"),
-        ("rl nowhere.yaml", "nowhere.yaml: there is no such configuration file"),
+        ("rl nowhere.yaml", "nowhere.yaml: no such configuration file"),
         ("rl empty.yaml", "empty.yaml: the file is empty"),
         ("rl broken.json", "broken.json:2: not JSON"),
         ("rl list.yaml", "expected `key: value` lines, found a list"),

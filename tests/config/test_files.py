@@ -99,7 +99,7 @@ def test_a_text_key_takes_its_override_literally() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("none.yaml", None, "there is no such configuration file"),
+        ("none.yaml", None, "no such configuration file"),
         ("empty.yaml", "", "the file is empty"),
         ("blank.json", " \n", "the file is empty"),
         ("comments.yaml", "# nothing\n", "contains only comments"),
@@ -129,7 +129,7 @@ def test_a_text_key_takes_its_override_literally() -> None:
         ("dots.toml", ".".join("a" * 20_000) + "=1", "nested too deeply"),
         ("dots.toml", ".".join("a" * 200) + "=1", "nested too deeply"),
         ("control.yaml", "task: so\x00rt\n", "not YAML"),
-        ("config.ini", "[a]\n", "a configuration is a YAML, TOML or JSON file"),
+        ("config.ini", "[a]\n", "a configuration must be a YAML, TOML or JSON file"),
         ("folder.yaml", ..., "cannot be read"),
     ],
 )

@@ -133,7 +133,7 @@ def test_kl_as_loss_is_none_of_its_business() -> None:
 
 @pytest.mark.parametrize("kind", ["reward", "advantage"])
 def test_kl_needs_a_reference(kind: str) -> None:
-    with pytest.raises(NovaError, match="needs a reference"):
+    with pytest.raises(NovaError, match="requires a reference"):
         CreditRule("group", kl_type=kind, kl_coef=0.5)(batch(), Scores(), None)
 
 

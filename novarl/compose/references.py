@@ -88,7 +88,7 @@ def _speaks_as(policy: Policy, theirs: Policy, longest: int, where: str) -> None
         )
     if theirs.context < longest:
         raise NovaError(
-            f"this model's context is {theirs.limit} tokens, but a prompt with its answer may have {longest}",
+            f"this model's context is {theirs.limit}, but a prompt with its answer may have {longest} tokens",
             where=where,
             fix="use a model with a longer context, or lower rollout.max_tokens or max_length",
         )

@@ -275,8 +275,8 @@ class RLTraining(Training):
             session.bus.event("alert", message=WARMUP.format(steps=steps))
 
         def snapshot() -> dict[str, Any]:
-            learnt = learner.state_dict()
-            return {"model": fingerprint(self.policy), "loop": state.state_dict(), "learner": learnt}
+            learned = learner.state_dict()
+            return {"model": fingerprint(self.policy), "loop": state.state_dict(), "learner": learned}
 
         loop = offline(state, stages, steps=steps)
         yield Phase("warmup", loop, state, steps, snapshot, prefix="warmup", last=False)

@@ -66,7 +66,7 @@ def longest_prompt(config: RLConfig | EvalConfig, policy: Policy, *, max_tokens:
     room = policy.context - max_tokens
     if room < 1:
         raise NovaError(
-            f"answers of {max_tokens} tokens leave no room for a prompt in a context of {policy.limit} tokens",
+            f"answers of {max_tokens} tokens leave no room for a prompt in a context of {policy.limit}",
             where="rollout.max_tokens",
             fix="lower it",
         )

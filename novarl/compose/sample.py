@@ -63,7 +63,7 @@ def run_sample(config: SampleConfig) -> None:
     if cut:
         print(
             f"novarl: {cut} of {count} answers are shorter than {talk.max_tokens} tokens because the model's context "
-            f"of {policy.limit} tokens was full",
+            f"of {policy.limit} was full",
             file=sys.stderr,
         )
     engine.close()

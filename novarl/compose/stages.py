@@ -41,12 +41,12 @@ def online_stages(
     """The stages of the online loop."""
     config, plan, row = parts.config, parts.plan, parts.plan.algorithm
     value = shared_value(parts)
-    learnt_from = config.steps - config.critic.warmup_steps
+    trained_steps = config.steps - config.critic.warmup_steps
     learner = PolicyLearner(
         parts.policy.model,
         parts.scorer,
         objective=parts.objective,
-        optim=optim_settings(config.optim, lr=plan.lr, total=learnt_from * row.updates_per_rollout),
+        optim=optim_settings(config.optim, lr=plan.lr, total=trained_steps * row.updates_per_rollout),
         ranks=parts.ranks,
         budget=config.micro.max_tokens,
         reference=reference,

@@ -74,7 +74,8 @@ def render_summary(summary: Mapping[str, Any]) -> str:
         lines += [f"{LABELS.get(name, name.replace('_', ' ').capitalize())}: {path}" for name, path in paths.items()]
     if advice := next_steps(summary):
         lines += ["", "What to try next:"]
-        lines += [line for command, why in advice for line in (f"  {command}", f"      {why}")]
+        for command, why in advice:
+            lines += [*wrapped(f"  {why[:1].upper()}{why[1:]}:"), f"      {command}"]
     return "\n".join(lines) + "\n"
 
 
@@ -122,22 +123,22 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         usual = summary.get("usual_max_tokens", 0)
         more, why = (usual, "the default") if usual > longest else (2 * longest, "twice as long")
         again = f"novarl {command} {run}/config.yaml run_dir=null rollout.max_tokens={more}"
-        advice.append((again, f"allow longer answers: {why}"))
+        advice.append((again, f"allow longer answers ({why})"))
     if other_steps := _other_steps(summary, signs, f"novarl {command} {run}/config.yaml run_dir=null"):
         advice.append(other_steps)
     if rollouts.get("flat"):
         flat = "Every group in the last step had identical rewards."
         if "rollouts" in paths:
-            advice.append((f"tail {paths['rollouts']}/*.jsonl", f"{flat} Inspect the latest saved rollouts."))
+            advice.append((f"tail {paths['rollouts']}/*.jsonl", f"{flat} Inspect the latest saved rollouts"))
         else:
             again = f"novarl {command} {run}/config.yaml run_dir=null log.rollouts_every=1"
-            advice.append((again, f"{flat} Save the rollouts and inspect them."))
+            advice.append((again, f"{flat} Save the rollouts and inspect them"))
     elif _within_noise(summary.get("before"), summary.get("after")) and not signs:
         longer = 2 * summary["steps"] if "steps" in summary else "…"
         advice.append(
             (
                 f"novarl {command} {run}/config.yaml run_dir={run} resume=auto steps={longer}",
-                "the intervals overlap, so the change may be noise: train longer",
+                "train longer, since the intervals overlap and the change may be noise",
             )
         )
     if command == "rm":
@@ -166,7 +167,7 @@ def _other_steps(summary: Mapping[str, Any], signs: set[str], again: str) -> tup
     """(command, purpose) if the updates were too large or too small, or the entropy bonus too strong."""
     fell = _fell(summary.get("before"), summary.get("after"))
     if "unsure" in signs and summary.get("entropy_coef"):
-        return f"{again} entropy.coef=0", "the entropy bonus outweighs the reward: turn it off"
+        return f"{again} entropy.coef=0", "turn off the entropy bonus, which outweighs the reward"
     if "low_lr" in signs:
         return (
             f"{again} optim.lr={summary['usual_lr']:g}",
@@ -174,7 +175,7 @@ def _other_steps(summary: Mapping[str, Any], signs: set[str], again: str) -> tup
         )
     if not (lr := summary.get("lr")) or not (fell or signs & {"far", "certain"}):
         return None
-    why, usual = "the score fell: lower the" if fell else "lower the", summary.get("usual_lr", lr)
+    why, usual = "the score fell. Lower the" if fell else "lower the", summary.get("usual_lr", lr)
     if lr > 3 * usual:
         return f"{again} optim.lr={usual:g}", f"{why} learning rate to the default (this run: {lr:g})"
     return f"{again} optim.lr={lr / 3:.1g}", f"{why} learning rate to about a third"

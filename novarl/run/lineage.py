@@ -33,7 +33,7 @@ def _run_around(folder: Path) -> Path | None:
 def trained_on(model: str, data: str) -> Path | None:
     """The run behind a model, if any, that was trained on `data`: the same file, folder or dataset name."""
     for run, config in runs_behind(model):
-        if isinstance(learnt := config.get("data"), str) and _same(learnt, data):
+        if isinstance(used := config.get("data"), str) and _same(used, data):
             return run
     return None
 

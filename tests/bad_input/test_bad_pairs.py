@@ -41,9 +41,9 @@ CASES: dict[str, tuple[str, list[Any], str]] = {
     "not a label": ("rm loss=bce", [{"text": "a", "label": "so so"}], "label: must be true or false, 1 or 0"),
     "one row for kto": ("dpo loss=kto", GOOD[4:5], "compares answers of different rows"),
     "a misspelt column": ("dpo chosen_key=chose", [PAIR], "chosen_key=chose, but no row has that column"),
-    "columns of a task": ("dpo data=null task=sort chosen_key=a", [PAIR], "chosen_key=a names a column of a data file"),
-    "two lengths": ("rm epochs=2", [PAIR], "steps=1 and epochs=2.0 both say how long to train"),
-    "a key of another loss": ("dpo gamma=1", [PAIR], "gamma: loss=sigmoid does not read it"),
+    "columns of a task": ("dpo data=null task=sort chosen_key=a", [PAIR], "chosen_key=a is a column of a data file"),
+    "two lengths": ("rm epochs=2", [PAIR], "steps=1 and epochs=2.0 both set the length of training"),
+    "a key of another loss": ("dpo gamma=1", [PAIR], "gamma: loss=sigmoid does not use it"),
     "an unknown loss": ("dpo loss=sigmoyd", [PAIR], "did you mean sigmoid?"),
     "smoothing beyond a half": ("rm label_smoothing=0.5", [PAIR], "label_smoothing: must be below 0.5"),
     "beta of nothing": ("dpo beta=0", [PAIR], "beta: must be above 0"),
@@ -68,7 +68,7 @@ def test_a_run_of_another_kind_is_not_gone_on_with(tmp_path: Path) -> None:
     data, run = write_rows(tmp_path / "rows.jsonl", [PAIR] * 20), tmp_path / "run"
     assert novarl("dpo", *SMALL, f"data={data}", f"run_dir={run}").code == 0
     ended = novarl("rm", *SMALL, f"data={data}", f"run_dir={run}", "resume=auto")
-    assert ended.code == 2 and "the run there is one of novarl dpo" in ended.err
+    assert ended.code == 2 and "the existing run is a novarl dpo run" in ended.err
 
 
 @pytest.mark.parametrize("command", ["dpo", "rm"])

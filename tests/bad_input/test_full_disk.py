@@ -147,8 +147,8 @@ def test_a_disk_that_is_full_at_the_end(
     *failures, last = ended.err.splitlines()
     assert ended.code == 2 and len(failures) == len(saves)
     assert last == (
-        f"novarl: {run}: the checkpoint of step 3 could not be written, so what was learnt last is not kept "
-        "(make room, then go on from the last checkpoint with resume=auto)"
+        f"novarl: {run}: the checkpoint of step 3 could not be written, so the last updates are lost "
+        "(free disk space, then resume from the last checkpoint with resume=auto)"
     )
     assert summary(run)["status"] == "unsaved"
     latest = run / "checkpoints" / "latest"

@@ -245,7 +245,7 @@ def test_a_terminal_that_closes_saves_as_sigterm_does(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JsonlSink, "step", step)
         ended = novarl(*words, f"run_dir={run}")
-    assert ended.code == 130 and ended.err.endswith("novarl: stopped after step 2, and saved\n")
+    assert ended.code == 130 and ended.err.endswith("novarl: stopped after step 2; everything is saved\n")
     assert summary(run)["status"] == "stopped" and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
     signal.signal(signal.SIGHUP, before)
     finished(*words, f"run_dir={run}", "resume=auto")

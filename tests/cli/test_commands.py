@@ -144,11 +144,11 @@ def test_ctrl_c_is_130_and_says_what_was_saved(
     asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(config: RLConfig) -> None:
-        raise KeyboardInterrupt(*(["stopped after step 3, and saved"] if config.seed else []))
+        raise KeyboardInterrupt(*(["stopped after step 3; everything is saved"] if config.seed else []))
 
     monkeypatch.setattr(compose, "run_training", stop)
     assert cli.main(["rl", "task=sort", "seed=1"]) == cli.main(["rl", "task=sort"]) == 130
-    assert capsys.readouterr().err == "novarl: stopped after step 3, and saved\nnovarl: stopped\n"
+    assert capsys.readouterr().err == "novarl: stopped after step 3; everything is saved\nnovarl: stopped\n"
 
 
 def test_a_fault_of_ours_is_code_1_with_a_traceback_and_where_to_go() -> None:

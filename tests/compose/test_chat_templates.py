@@ -133,7 +133,7 @@ def test_a_template_that_writes_the_date_goes_on_with_that_of_the_start(
     Day.now = (2026, 3, 6)
     finished("sft", *words, "steps=2", "resume=auto", *QUIET)
     messages = [line["message"] for line in read_lines(run / "events.jsonl") if line["kind"] == "alert"]
-    assert any("has changed since" in message and "2026-03-05" in message for message in messages)
+    assert any("keeps its original date" in message and "2026-03-05" in message for message in messages)
     assert "05 Mar 2026" in (run / "samples.md").read_text()
     finished("sft", *words[:-1], "steps=1", "chat_template_date=2025-12-01", f"run_dir={tmp_path / 'b'}", *QUIET)
     assert "01 Dec 2025" in (tmp_path / "b" / "samples.md").read_text()
@@ -178,7 +178,7 @@ def test_keys_of_a_template_that_is_left_out_are_refused(base: Path) -> None:
     ended = novarl("sample", f"model={base}", "prompt=hi", "tools=missing.json")
     assert ended.code == 2 and "tools=missing.json" in ended.err
     ended = novarl("sample", f"model={base}", "prompt=hi", "chat_template_date=2026-02-30")
-    assert ended.code == 2 and "chat_template_date: no such day: 2026-02-30" in ended.err
+    assert ended.code == 2 and "chat_template_date: not a valid date: 2026-02-30" in ended.err
     ended = novarl("sample", f"model={base}", "prompt=hi", "chat_template_date=2026-02-03")
     assert ended.code == 2 and "the chat template does not write a date" in ended.err
 

@@ -282,7 +282,7 @@ def test_ctrl_c_saves_and_resume_gives_the_run_that_was_never_stopped(
     assert ended.code == 130 and len(metrics(run)) == update
     first, last = ended.err.split("\n", 2)[1:]
     assert first == "Stopping after this update, then saving. Press Ctrl-C again to stop immediately."
-    assert last == f"novarl: stopped after {after}, and saved\n"
+    assert last == f"novarl: stopped after {after}; everything is saved\n"
     assert summary(run)["status"] == "stopped" and damage(run / "checkpoints" / "latest") is None
     finished(*words, "run_dir=run", "resume=auto")
     check_same_run(run, folder / "whole")
@@ -339,7 +339,7 @@ def test_a_process_stopped_by_ctrl_c_resumes_to_the_bit(folder: Path) -> None:
     steps = summary(folder / "run")["steps"]
     assert stopped.returncode == 130, err
     assert ended <= steps < 15, "it stops after the step that it is in"
-    assert err.endswith(f"novarl: stopped after step {steps}, and saved\n") and "Traceback" not in err
+    assert err.endswith(f"novarl: stopped after step {steps}; everything is saved\n") and "Traceback" not in err
     for process in (start(*words, "run_dir=run", "resume=auto"), start(*words, "run_dir=whole")):
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
@@ -353,7 +353,7 @@ def test_a_run_whose_curves_cannot_be_drawn_is_no_failed_one(folder: Path) -> No
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0 and summary(folder / "run")["status"] == "done", err
     (alert,) = alerts(folder / "run")
-    assert "curves could not be drawn (ModuleNotFoundError" in alert
+    assert "Could not draw the curves (ModuleNotFoundError" in alert
 
 
 def test_a_fault_of_ours_is_code_1(folder: Path) -> None:
@@ -439,19 +439,19 @@ def test_a_run_whose_checkpoints_are_missing_is_not_cleared(how: str, ended: str
     if ended == "killed":
         (folder / "run" / "summary.json").unlink()
     checkpoints.rename(folder / "elsewhere")
-    said = "is not there"
+    said = "does not exist"
     if how == "emptied":
         checkpoints.mkdir()
         said = "is empty"
     elif how != "removed":
         checkpoints.symlink_to("/unmounted/checkpoints")
-        said = "is a link to /unmounted/checkpoints, which is not there"
+        said = "is a link to /unmounted/checkpoints, which does not exist"
     before = snapshot(folder)
     ended_now = novarl(*words, "resume=auto")
     assert ended_now.code == 2 and snapshot(folder) == before
     assert ended_now.err == (
-        f"novarl: run_dir=run: the run has saved checkpoints, and run/checkpoints {said} "
-        "(bring them back (is the disk mounted?), or start again in another run_dir)\n"
+        f"novarl: run_dir=run: the run has saved checkpoints, but run/checkpoints {said} "
+        "(restore them (is the disk mounted?), or start a new run in another run_dir)\n"
     )
     if checkpoints.is_symlink():
         checkpoints.unlink()

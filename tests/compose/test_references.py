@@ -34,11 +34,11 @@ def test_a_model_of_a_shorter_context_is_refused_by_what_the_rows_may_become(ref
     file = reference / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 16}))
     error = said(*WORDS, "kl.reference=other", "rollout.max_tokens=12")
-    assert "kl.reference=other: this model's context is 16 tokens, and a prompt with its answer may take " in error, (
+    assert "kl.reference=other: this model's context is 16 tokens, but a prompt with its answer may have " in error, (
         error
     )
     prompt = int(error.partition("may have ")[2].split()[0]) - 12
-    assert "may take 17 tokens" in said(*WORDS, "kl.reference=other", f"rollout.max_tokens={17 - prompt}")
+    assert "may have 17 tokens" in said(*WORDS, "kl.reference=other", f"rollout.max_tokens={17 - prompt}")
     assert not Path("run").exists()
     finished(*WORDS, "kl.reference=other", f"rollout.max_tokens={16 - prompt}")
     assert metrics(Path("run"))[-1]["kl_mean"] > 1e-3
@@ -50,11 +50,11 @@ def test_of_several_turns_the_policys_whole_context_counts(reference: Path) -> N
     Path("tools.py").write_text("def interact(messages):\n    return []\n")
     several = ("rollout.max_turns=2", "rollout.env_path=tools.py", "reward=length")
     error = said(*WORDS, *several, "kl.reference=other")
-    assert "context is 4095 tokens, and a prompt with its answer may take 4096 tokens" in error, error
+    assert "context is 4095 tokens, but a prompt with its answer may have 4096 tokens" in error, error
 
 
 def test_a_model_of_other_tokens_is_refused(reference: Path) -> None:
     policy = load("tiny")
     wider = Decoder(replace(policy.model.config, vocab_size=328))
     save(replace(policy, model=wider), reference)
-    assert "kl.reference=other: this model has other tokens than the policy" in said(*WORDS, "kl.reference=other")
+    assert "this model and the policy have different tokenizers" in said(*WORDS, "kl.reference=other")

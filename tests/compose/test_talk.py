@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +41,7 @@ def test_answers_that_the_context_cuts_short_are_told(
     monkeypatch.setattr(talk, "load", short)
     talk.run_sample(load_config(SampleConfig, None, ["model=tiny", "prompt=hi", "n=2", "sampling.max_tokens=64"]))
     found = capsys.readouterr().err
-    expected = "novarl: 2 of 2 answers ended before 64 tokens, where the model's context of 32 tokens was full\n"
+    expected = "novarl: 2 of 2 answers are shorter than 64 tokens because the model's context of 32 tokens was full\n"
     assert found == (expected if said else "")
 
 
@@ -51,3 +53,27 @@ def test_an_answer_is_shown_escaped_on_a_terminal_alone(
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     talk.run_sample(load_config(SampleConfig, None, ["model=tiny", "prompt=hi", "sampling.max_tokens=2"]))
     assert capsys.readouterr().out == shown
+
+
+def test_in_a_terminal_it_says_how_to_ask_and_how_to_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an example prompt where the run behind the model tells its task; answers alone are on stdout."""
+    run = tmp_path / "run"
+    finished("sft", *SFT, "task=sort", "steps=1", f"run_dir={run}")
+    typed = iter(["sort: ba\n", "\n", ""])
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True, readline=lambda: next(typed)))
+    capsys.readouterr()
+    model = run / "checkpoints/latest/model"
+    talk.run_sample(load_config(SampleConfig, None, [f"model={model}", "sampling.max_tokens=2"]))
+    out, err = capsys.readouterr()
+    example = find_task("sort").rows("held_out", 1)[0]["messages"][0]["content"]
+    assert len(out.splitlines()) == 1
+    assert err.splitlines() == [
+        "Type a prompt and press Enter. Ctrl-D to end.",
+        f"This model was trained on task=sort. Example prompt: {example}",
+        "> > > ",
+    ]
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True, readline=lambda: ""))
+    talk.run_sample(load_config(SampleConfig, None, ["model=tiny"]))
+    assert capsys.readouterr().err == "Type a prompt and press Enter. Ctrl-D to end.\n> \n"

@@ -146,7 +146,7 @@ def test_samples_show_every_turn(tmp_path: Path) -> None:
     told = Rollout(asked, 0, 0, (), (*asked.messages, *turns), "It is 5.", finish_reason="turns", info={"turns": 2})
     write_samples(tmp_path / "samples.md", [Scored(told, {}, 1.0)])
     shown = (tmp_path / "samples.md").read_text()
-    given = "given (reward 1.000, cut off at the limit of turns):\n\n"
+    given = "answer (reward 1.000, truncated at the turn limit):\n\n"
     parts = (f"{name}:\n\n```\n{text}\n```" for name, text in (turn.values() for turn in turns))
     assert shown.endswith(given + "\n\n".join(parts) + "\n")
     assert "## 1. rows:1\n\n```\n2 + 3?\n```" in shown and "user:" not in shown

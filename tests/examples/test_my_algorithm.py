@@ -91,9 +91,9 @@ def test_rank_is_the_share_beaten_less_the_share_that_beats() -> None:
 HEAD = "def f(logp, old_logp, advantage, mask"
 BROKEN = {
     "raises": (f"{HEAD}):\n    return logp[None] @ mask[:7].double()", "mine.py:2: raised RuntimeError"),
-    "summed": (f"{HEAD}):\n    return (-logp * advantage).sum()", "of shape [], not [3]"),
+    "summed": (f"{HEAD}):\n    return (-logp * advantage).sum()", "must have shape [3], got []"),
     "constant": (f"{HEAD}):\n    return advantage", "it has no gradient"),
-    "nothing": (f"{HEAD}):\n    pass", "returned None for its loss"),
+    "nothing": (f"{HEAD}):\n    pass", "the loss must be a tensor, got None"),
     "not finite": (f"{HEAD}):\n    return logp / 0", "not finite"),
     "statistics": (f"{HEAD}):\n    return -logp, {{'mine': mask}}", "clip_fraction"),
     "arguments": (

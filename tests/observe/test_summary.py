@@ -47,12 +47,12 @@ Checkpoints: runs/x/checkpoints
 Model: runs/x/checkpoints/latest/model
 
 What to try next:
-  novarl sample model=runs/x/checkpoints/latest/model
-      chat with the trained model
-  novarl rl runs/x/config.yaml run_dir=null algo=grpo seed=1
-      compare with another algorithm and another seed
-  tensorboard --logdir runs/x/tb
-      see every metric as a curve in the browser
+  Chat with the trained model:
+      novarl sample model=runs/x/checkpoints/latest/model
+  Compare with another algorithm and another seed:
+      novarl rl runs/x/config.yaml run_dir=null algo=grpo seed=1
+  See every metric as a curve in the browser:
+      tensorboard --logdir runs/x/tb
 """
 
 

@@ -16,6 +16,8 @@ from novarl.config.load import load as load_config
 from novarl.config.tree import SampleConfig
 from novarl.models.load import Policy, load
 from novarl.run import answers
+from novarl.tasks.registry import find_task
+from tests.compose.harness import SFT, finished
 
 
 def test_a_reader_that_leaves_ends_it(tmp_path: Any) -> None:

@@ -89,7 +89,7 @@ class PolicyLearner:
             logp = self._backward(part, index, weight=weight, scores=scores, credit=credit, ledger=ledger)
             before[index] = logp.to(before)
 
-        ledger = self.accumulator.gradient(batch, backward, apart=self._at_rest(batch, credit.advantage))
+        ledger = self.accumulator.gradient(batch, backward, apart=self._without_gradient(batch, credit.advantage))
         self.ranks.sum_(before)
         old = before if scores.old_logp is None else scores.old_logp
         record = self._step(batch, old)

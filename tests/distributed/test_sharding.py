@@ -176,6 +176,32 @@ def test_a_rank_without_a_gradient_takes_part() -> None:
     assert largest(mine, alone) <= 0.05 * LR
 
 
+def idle(ranks: Ranks) -> tuple[float, float]:
+    """After an update without any backward pass, which Adam's moments alone make: how far the weights moved, and how
+    far the sharded model's log-probabilities are from those of a plain model with the optimiser's weights."""
+    policy = sharp_policy()
+    spread_out(policy, ranks)
+    scorer = Scorer(policy.model, chunk=64)
+    learner = PolicyLearner(policy.model, scorer, objective=GRPO, optim=OptimSettings(lr=LR), ranks=ranks, budget=60)
+    batch = pack(recorded())
+    known = learner.score(batch)
+    credit, _, _ = CreditRule("group", norm_std=True)(batch, known, None)
+    learner.update(batch, known, credit)
+    before = weights(policy.model)
+    learner.update(batch, known, replace(credit, advantage=torch.zeros_like(credit.advantage)))
+    mine = scorer.logprobs(batch, ranks, 60)
+    plain = sharp_policy().model
+    for name, parameter in plain.named_parameters():
+        parameter.data = full(learner.optimizer.parameters[name].detach())
+    whole = replace(scorer, model=plain).logprobs(batch, Ranks(), 60)
+    return largest(weights(policy.model), before), float((mine - whole).abs().max())
+
+
+def test_weights_that_move_without_a_backward_pass_are_seen() -> None:
+    for moved, apart in run(idle):
+        assert moved > 0.1 * LR and apart < 1e-5
+
+
 def exhausted(ranks: Ranks, where: str, every_time: bool) -> tuple[Weights, Record] | str:
     """One update in which memory runs out on rank 1, in a forward or in a backward pass of its second layer."""
     policy = sharp_policy()

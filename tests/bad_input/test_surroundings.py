@@ -166,7 +166,7 @@ def leave_alone(ranks: Any) -> str:
 def test_a_lost_rank_is_named() -> None:
     said, _ = ranks_run(leave_alone)
     assert said.startswith("3 rank 0: another process of the run has terminated or does not respond (")
-    assert said.endswith("go on from the last checkpoint with resume=auto)")
+    assert said.endswith("resume from the last checkpoint with resume=auto)")
 
 
 HOSTILE = "\x1b]0;pwned\x07\x00\x9b2J\u202eevil\u2066\ud800\r"

@@ -77,11 +77,11 @@ def cut() -> Exception:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.EIO, "x.jsonl: the run stopped: Input/output error (check the disk, then go on "),
+        (errno.EIO, "x.jsonl: the run stopped: Input/output error (check the disk, then resume "),
         (errno.EMFILE, "x.jsonl: the run stopped: Too many open files (raise the limit of open files (ulimit -n), "),
-        (errno.ENOSPC, "x.jsonl: the run stopped: No space left on device (make room, then go on "),
-        (errno.ENOENT, "x.jsonl: the run stopped: No such file or directory (fix this, then go on "),
-        (errno.EISDIR, "x.jsonl: the run stopped: Is a directory (fix this, then go on "),
+        (errno.ENOSPC, "x.jsonl: the run stopped: No space left on device (free some space, then resume "),
+        (errno.ENOENT, "x.jsonl: the run stopped: No such file or directory (fix this, then resume "),
+        (errno.EISDIR, "x.jsonl: the run stopped: Is a directory (fix this, then resume "),
         (errno.ENAMETOOLONG, "x.jsonl: the run stopped: File name too long (choose a shorter name)"),
     ],
 )

@@ -252,13 +252,13 @@ def test_state_goes_through_json_and_on(method: Method) -> None:
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (lambda: Objective("kl", None), "has no direction"),  # type: ignore[arg-type]
-        (lambda: Objective("kl", "down"), "has no direction"),  # type: ignore[arg-type]
-        (lambda: Objective("kl_penalty", "max", -0.1), r"contradicts.*direction min and weight 0.1"),
+        (lambda: Objective("kl", None), "invalid direction"),  # type: ignore[arg-type]
+        (lambda: Objective("kl", "down"), "invalid direction"),  # type: ignore[arg-type]
+        (lambda: Objective("kl_penalty", "max", -0.1), r"at least 0.*direction min and weight 0.1"),
         (lambda: Objective("kl", "min", math.nan), "finite weight"),
         (lambda: Objective("kl", "min", 1.0, math.inf), "ideal"),
-        (lambda: Objectives([]), "nothing to optimise"),
-        (lambda: Objectives([Objective("kl", "min", 0.0)]), "nothing to optimise"),
+        (lambda: Objectives([]), "needs a weight above 0"),
+        (lambda: Objectives([Objective("kl", "min", 0.0)]), "needs a weight above 0"),
         (lambda: Objectives([Objective("kl", "min"), Objective("kl", "max")]), "declared twice"),
         (lambda: reward_and_kl("hypervolume"), "unknown method"),  # type: ignore[arg-type]
         (lambda: reward_and_kl(mu=0.0), "mu > 0"),

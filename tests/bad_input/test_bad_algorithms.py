@@ -133,7 +133,7 @@ CONTROLLERS = {
     ),
     "a band of no width": of(f"algo=grpo {ADAPTIVE} adaptive_kl.band=1", "adaptive_kl.band: band=1 must be above 1"),
     "bounds crossed": of(
-        f"algo=grpo {ADAPTIVE} adaptive_kl.min_coef=1 adaptive_kl.max_coef=0.5", "adaptive_kl.min_coef: a coeff"
+        f"algo=grpo {ADAPTIVE} adaptive_kl.min_coef=1 adaptive_kl.max_coef=0.5", "adaptive_kl.min_coef: invalid range"
     ),
     "a start out of bounds": of(
         f"algo=grpo {ADAPTIVE} adaptive_kl.min_coef=1", "adaptive_kl.initial_coef: starts at 0.04, outside [1, 100]"

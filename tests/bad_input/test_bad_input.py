@@ -162,7 +162,7 @@ CONFIG = {
     "unknown task, for eval": Case("eval task=srot model=tiny", "task: unknown task 'srot' (did you mean sort?)"),
     "unknown option of a task": Case("rl ON_TASK task_options.dificulty=5", "task_options.dificulty: task=sort has no"),
     "option of a task out of range": Case(
-        "rl ON_TASK task_options.difficulty=50", "task_options.difficulty: is 50, not"
+        "rl ON_TASK task_options.difficulty=50", "task_options.difficulty: must be from 4 to 7, not 50"
     ),
     "a number that is no choice": Case(
         "rl ON_TASK rollout.staleness=2", "rollout.staleness: must be 0 or 1, got 2 (use one of these)"
@@ -355,7 +355,7 @@ CHECKPOINTS = {
     ),
     "run_dir holds a model": Case(
         "rl ON_TASK run_dir=model",
-        "run_dir=model: the directory holds config.json",
+        "run_dir=model: the directory contains config.json",
         {"model/config.json": '{"model_type": "llama"}'},
     ),
     "run_dir holds another program's manifest": Case(
@@ -367,13 +367,13 @@ CHECKPOINTS = {
     "run_dir is a file, resuming": Case("rl ON_TASK run_dir=file resume=auto", "run_dir=file: ", {"file": ""}),
     "run_dir lies in a file": Case("rl ON_TASK run_dir=file/run", "run_dir=file/run: cannot write to it", {"file": ""}),
     "run_dir holds somebody's logs": Case(
-        "rl ON_TASK run_dir=.", "run_dir=.: the directory holds logs", {"logs/mine.txt": ""}
+        "rl ON_TASK run_dir=.", "run_dir=.: the directory contains logs", {"logs/mine.txt": ""}
     ),
     "run_dir holds somebody's logs, resuming": Case(
-        "rl ON_TASK run_dir=. resume=auto", "the directory holds logs", {"logs/mine.txt": ""}
+        "rl ON_TASK run_dir=. resume=auto", "the directory contains logs", {"logs/mine.txt": ""}
     ),
     "run_dir holds somebody's configuration": Case(
-        "rl ON_TASK run_dir=.", "holds config.yaml", {"config.yaml": "task: sort"}
+        "rl ON_TASK run_dir=.", "contains config.yaml", {"config.yaml": "task: sort"}
     ),
     "a model that is misspelt": Case(
         "rl ON_TASK model=tinny", "model=tinny: no such built-in model (did you mean tiny?)"

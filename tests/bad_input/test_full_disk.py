@@ -183,7 +183,9 @@ def test_a_disk_without_room_for_a_log(file: str, tmp_path: Path, rows: Path, mo
         patch.setattr(jsonl, "_write", full)
         ended = novarl(*words)
     assert ended.code == 2 and ended.err.count("\n") == 1 and "Traceback" not in ended.err
-    assert "No space left on device (make room, then go on from the last checkpoint with resume=auto)" in ended.err
+    assert (
+        "No space left on device (free some space, then resume from the last checkpoint with resume=auto)" in ended.err
+    )
     assert damage(run / "checkpoints" / "latest") is None
 
 

@@ -77,11 +77,11 @@ def cut() -> Exception:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.EIO, "x.jsonl: the run stopped: Input/output error (check the disk, then go on "),
+        (errno.EIO, "x.jsonl: the run stopped: Input/output error (check the disk, then resume "),
         (errno.EMFILE, "x.jsonl: the run stopped: Too many open files (raise the limit of open files (ulimit -n), "),
-        (errno.ENOSPC, "x.jsonl: the run stopped: No space left on device (make room, then go on "),
-        (errno.ENOENT, "x.jsonl: the run stopped: No such file or directory (fix this, then go on "),
-        (errno.EISDIR, "x.jsonl: the run stopped: Is a directory (fix this, then go on "),
+        (errno.ENOSPC, "x.jsonl: the run stopped: No space left on device (free some space, then resume "),
+        (errno.ENOENT, "x.jsonl: the run stopped: No such file or directory (fix this, then resume "),
+        (errno.EISDIR, "x.jsonl: the run stopped: Is a directory (fix this, then resume "),
         (errno.ENAMETOOLONG, "x.jsonl: the run stopped: File name too long (choose a shorter name)"),
     ],
 )
@@ -166,7 +166,7 @@ def leave_alone(ranks: Any) -> str:
 def test_a_lost_rank_is_named() -> None:
     said, _ = ranks_run(leave_alone)
     assert said.startswith("3 rank 0: another process of the run has terminated or does not respond (")
-    assert said.endswith("go on from the last checkpoint with resume=auto)")
+    assert said.endswith("resume from the last checkpoint with resume=auto)")
 
 
 HOSTILE = "\x1b]0;pwned\x07\x00\x9b2J\u202eevil\u2066\ud800\r"

@@ -20,9 +20,9 @@ def test_the_limit_is_max_tokens_or_what_the_context_leaves() -> None:
 @pytest.mark.parametrize(
     ("prompt", "changes", "words"),
     [
-        ([1] * 10, {}, ["10 tokens", "context is 10", "at most 9"]),
-        ([1] * 12, {}, ["12 tokens", "context is 10"]),
-        ([], {}, ["no tokens"]),
+        ([1] * 10, {}, ["10 tokens", "context of 10", "at most 9"]),
+        ([1] * 12, {}, ["12 tokens", "context of 10"]),
+        ([], {}, ["the prompt is empty"]),
         ([1, 4], {}, ["1 to 4", "0 to 3"]),
         ([-1], {}, ["-1"]),
         ([1], {"temperature": -0.5}, ["sampling.temperature", "-0.5"]),

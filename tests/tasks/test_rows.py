@@ -117,7 +117,7 @@ def test_mistakes_are_said(name: str, options: dict[str, object], what: str) -> 
 
 
 def test_a_task_that_runs_out_says_so() -> None:
-    with pytest.raises(NovaError, match=r"has only \d+ different held_out problems"):
+    with pytest.raises(NovaError, match=r"has only \d+ distinct held_out problems"):
         find_task("lexical").rows("held_out", 5000)
     with pytest.raises(NovaError, match="unknown split"):
         find_task("sort").rows("test")  # type: ignore[arg-type]

@@ -79,34 +79,32 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
     {
         "none": Estimator("constant_baseline", "nothing"),
         "constant": Estimator("constant_baseline", "{adv.constant:g}", {"adv.constant": 0.0}),
-        "mean": Estimator("batch", "the mean of the batch", takes=("group",)),
-        "ema": Estimator("ema_baseline", "the moving average of past rewards", {"adv.ema_beta": 0.9}, ("ema",)),
-        "scst": Estimator("scst", "the greedy response to its prompt", {}, ("greedy",), frozenset({"greedy"})),
-        "group": Estimator("group", "the mean of its prompt's responses", {"adv.norm_std": False}, ("group",), _GROUP),
-        "leave_one_out": Estimator("leave_one_out", "the mean of its prompt's other responses", {}, ("group",), _GROUP),
-        "reinforce_pp": Estimator("reinforce_pp", "the mean of its prompt's responses", {}, ("group",), _GROUP),
-        "opo": Estimator(
-            "opo", "the mean of its prompt's responses, weighed by their lengths", {}, ("group", "lengths"), _GROUP
-        ),
+        "mean": Estimator("batch", "the batch mean", takes=("group",)),
+        "ema": Estimator("ema_baseline", "a moving average of past rewards", {"adv.ema_beta": 0.9}, ("ema",)),
+        "scst": Estimator("scst", "the reward of the greedy response", {}, ("greedy",), frozenset({"greedy"})),
+        "group": Estimator("group", "the group mean", {"adv.norm_std": False}, ("group",), _GROUP),
+        "leave_one_out": Estimator("leave_one_out", "the mean of the group's other responses", {}, ("group",), _GROUP),
+        "reinforce_pp": Estimator("reinforce_pp", "the group mean", {}, ("group",), _GROUP),
+        "opo": Estimator("opo", "the length-weighted group mean", {}, ("group", "lengths"), _GROUP),
         "gae": Estimator("gae", "GAE", _GAMMA | _LAM, needs=_VALUES, temporal=True),
         "vtrace": Estimator("vtrace", "V-trace", _GAMMA | _LAM | _RHO | _C, needs=_OLD, temporal=True, weighted=True),
         # Its own returns estimate Q of the token that was chosen, and a critic of states fitted to them would learn the
         # sampler's mean of Q. V-trace has the target for V; on-policy the two are one.
         "retrace": Estimator("retrace", "Retrace", _GAMMA | _LAM | _C, needs=_OLD, temporal=True, returns="vtrace"),
         "td_lambda": Estimator("td_lambda", "TD(lambda)", _GAMMA | _LAM, needs=_VALUES, temporal=True),
-        "n_step": Estimator("n_step", "returns of several steps", _GAMMA | {"adv.n": 5}, needs=_VALUES, temporal=True),
+        "n_step": Estimator("n_step", "n-step returns", _GAMMA | {"adv.n": 5}, needs=_VALUES, temporal=True),
         "clipped_is": Estimator(
             "clipped_is",
-            "returns with clipped importance weights",
+            "clipped importance-sampling returns",
             _GAMMA | _RHO | {"adv.is_level": "decision"},
             needs=_OLD,
             temporal=True,
             weighted=True,
         ),
-        "monte_carlo": Estimator("monte_carlo", "whole returns", _GAMMA, temporal=True),
+        "monte_carlo": Estimator("monte_carlo", "Monte Carlo returns", _GAMMA, temporal=True),
         "prime": Estimator(
             "prime",
-            "the outcome and the rewards of tokens, both less those of the prompt's other responses",
+            "outcome and token-level rewards, minus those of the group's other responses",
             _GAMMA,
             needs=frozenset({"group", "process"}),
         ),
@@ -117,30 +115,38 @@ _BOUNDS = {"clip.low": 0.2, "clip.high": 0.2}
 
 SURROGATES: Mapping[str, Surrogate] = MappingProxyType(
     {
-        "reinforce": Surrogate("reinforce", "advantage times log-probability"),
-        "ppo_clip": Surrogate("ppo_clip", "the clipped ratio", _BOUNDS),
-        "dual_clip": Surrogate("dual_clip", "the ratio, clipped twice", _BOUNDS | {"clip.dual": 3.0}),
+        "reinforce": Surrogate("reinforce", "advantage times log-probability (REINFORCE)"),
+        "ppo_clip": Surrogate("ppo_clip", "clipped ratio (PPO)", _BOUNDS),
+        "dual_clip": Surrogate("dual_clip", "dual-clipped ratio", _BOUNDS | {"clip.dual": 3.0}),
         "gspo": Surrogate(
-            "gspo", "the clipped ratio of whole answers", {"clip.low": 3e-4, "clip.high": 4e-4}, by_sequence=True
+            "gspo", "clipped sequence-level ratio (GSPO)", {"clip.low": 3e-4, "clip.high": 4e-4}, by_sequence=True
         ),
-        "cispo": Surrogate("cispo", "log-probability weighed by the cut ratio", {"clip.low": 1.0, "clip.high": 4.0}),
-        "gpg": Surrogate("gpg", "advantage times log-probability, scaled to the groups that vary", scales_groups=True),
-        "sapo": Surrogate("sapo", "the ratio behind a soft gate", {"loss.tau_pos": 1.0, "loss.tau_neg": 1.05}),
+        "cispo": Surrogate(
+            "cispo", "log-probability weighted by the truncated ratio (CISPO)", {"clip.low": 1.0, "clip.high": 4.0}
+        ),
+        "gpg": Surrogate(
+            "gpg",
+            "advantage times log-probability, rescaled for groups with identical rewards (GPG)",
+            scales_groups=True,
+        ),
+        "sapo": Surrogate("sapo", "softly gated ratio (SAPO)", {"loss.tau_pos": 1.0, "loss.tau_neg": 1.05}),
     }
 )
 
 _CAP, _BAND = {"correction.tis_max": 2.0}, {"correction.low": 0.5, "correction.high": 5.0}
 _WHOLE = {"correction.geometric": False}
-_OUTSIDE = "whose pi_old / mu lies outside [{correction.low:g}, {correction.high:g}] are left out"
+_OUTSIDE = "with pi_old / mu outside [{correction.low:g}, {correction.high:g}] are masked"
 
 CORRECTIONS: Mapping[str, Correction] = MappingProxyType(
     {
         "token": Correction(
-            "truncated_weight", "each token's loss is weighed by pi_old / mu, at most {correction.tis_max:g}", _CAP
+            "truncated_weight",
+            "each token's loss is weighted by pi_old / mu, truncated at {correction.tis_max:g}",
+            _CAP,
         ),
         "sequence": Correction(
             "sequence_truncated_weight",
-            "each answer's loss is weighed by its pi_old / mu, at most {correction.tis_max:g}",
+            "each answer's loss is weighted by its pi_old / mu, truncated at {correction.tis_max:g}",
             _CAP | _WHOLE,
             by_sequence=True,
         ),

@@ -134,9 +134,9 @@ def _preference(config: PreferenceConfig) -> list[str]:
 def _training(config: TrainConfig) -> list[str]:
     optim = config.optim
     rate = "a learning rate by kind of model" if optim.lr is None else f"learning rate {optim.lr:g}"
-    warm = f", risen to over {_count(optim.warmup_steps, 'update')}" if optim.warmup_steps else ""
-    warm = f", risen to over {optim.warmup_ratio:.4g} of all updates" if optim.warmup_ratio else warm
-    fall = "" if optim.schedule == "constant" else f", then falling ({optim.schedule}) to {optim.min_lr_ratio:g} of it"
+    warm = f", warmup over {_count(optim.warmup_steps, 'update')}" if optim.warmup_steps else ""
+    warm = f", warmup over {optim.warmup_ratio:.4g} of all updates" if optim.warmup_ratio else warm
+    fall = "" if optim.schedule == "constant" else f", {optim.schedule} decay to {optim.min_lr_ratio:g} of the peak"
     saves = f"every {_count(config.save_every, 'step')} and at the end" if config.save_every else "at the end"
     best = " and the best one" if config.keep_best else ""
     attention = {

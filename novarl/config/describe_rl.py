@@ -58,22 +58,22 @@ def _overlap(config: RLConfig) -> str | None:
 
 def _credit(config: RLConfig) -> str:
     adv = config.adv
-    spread = ", divided by their standard deviation" if adv.norm_std else ""
-    whole = "; whitened over all tokens" if adv.whiten else ""
+    spread = ", divided by the group standard deviation" if adv.norm_std else ""
+    whole = "; normalized over all tokens" if adv.whiten else ""
     if adv.estimator is None:
-        return f"Credit: a reward compared with what the algorithm says{spread}{whole}."
+        return f"Advantage: reward minus the algorithm's baseline{spread}{whole}."
     if adv.estimator not in ESTIMATORS:
-        return f"Credit: the advantages that {adv.estimator} gives{whole}."
+        return f"Advantage: computed by {adv.estimator}{whole}."
     row = ESTIMATORS[adv.estimator]
     words = row.words.format(adv=adv)
     if row.temporal:
         known = (("gamma", adv.gamma), ("lambda", adv.lam), ("n", adv.n if "adv.n" in row.reads else None))
         options = ", ".join(f"{name} {value:g}" for name, value in known if value is not None)
-        level = " of the whole answer" if adv.is_level == "trajectory" else ""
-        return f"Credit: {words}{level} over the tokens of an answer, {options}{whole}."
+        level = " per answer" if adv.is_level == "trajectory" else ""
+        return f"Advantage: {words}{level} over the tokens of an answer, {options}{whole}."
     if "process" in row.needs:
-        return f"Credit: {words}{whole}."
-    return f"Credit: a reward compared with {words}{spread}{whole}."
+        return f"Advantage: {words}{whole}."
+    return f"Advantage: reward minus {words}{spread}{whole}."
 
 
 def _values(config: RLConfig) -> str | None:
@@ -112,7 +112,7 @@ def _process(config: RLConfig) -> str | None:
 
 
 def _loss(config: RLConfig) -> str:
-    named = config.loss.surrogate or "what the algorithm says"
+    named = config.loss.surrogate or "the algorithm's surrogate"
     surrogate = SURROGATES[named].words if named in SURROGATES else named
     clip = (
         f"; ratios clipped to [1 - {config.clip.low:g}, 1 + {config.clip.high:g}]"
@@ -132,7 +132,7 @@ def _correction(config: RLConfig) -> str | None:
     if section.type is None:
         return None
     words = CORRECTIONS[section.type].words.format(correction=section)
-    root = ", the ratio of an answer being the mean (geometric) of its tokens'" if section.geometric else ""
+    root = ", using the geometric mean of the token ratios" if section.geometric else ""
     return f"Correction: {words}{root}."
 
 

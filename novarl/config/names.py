@@ -433,7 +433,7 @@ def _accept(entry: Entry, row: Fixed) -> dict[str, Any]:
         return {}
     given = str(entry.value).lower() if isinstance(entry.value, bool) else f"{entry.value!r:.60}"
     fix = f"remove this key, or set {entry.path}={str(row.values[0]).lower()}"
-    raise NovaError(f"cannot be {given}: {row.reason}", where=entry.place, fix=fix)
+    raise NovaError(f"{given} is not supported: {row.reason}", where=entry.place, fix=fix)
 
 
 def _unknown(entry: Entry, tree: type[Config]) -> NovaError:

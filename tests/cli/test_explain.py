@@ -115,7 +115,7 @@ def test_every_algorithm_is_explained_and_what_it_has_not_is_left_out(
     row = ALGORITHMS[algo]
     assert ("\ncritic:\n" in said) == (row.values == "critic") == ("\nValues: a " in said)
     assert ("\nvine:\n" in said) == (row.values == "continuations") == ("continuations" in said.partition("\n\n")[0])
-    assert ("\nprime:\n" in said) == ("process" in row.needs) == ("Rewards of tokens" in said)
+    assert ("\nprime:\n" in said) == ("process" in row.needs) == ("Token rewards" in said)
     assert "what the algorithm says" not in said
 
 

@@ -77,7 +77,7 @@ def test_uploads_may_be_switched_off() -> None:
     for tree in TRAINING:
         assert given(tree, "push_to_hub=false") == given(tree)
         assert said(tree, "push_to_hub=true").endswith(
-            "cannot be true: uploads are not supported (remove this key, or set push_to_hub=false)"
+            "true is not supported: uploads are not supported (remove this key, or set push_to_hub=false)"
         )
 
 
@@ -149,7 +149,7 @@ def test_a_whole_command_line_of_trls_is_accepted(capsys: pytest.CaptureFixture[
     words += " --lora_target_modules q_proj v_proj --warmup_ratio 0.1 --num_generations 8 --report_to none"
     assert main(["explain", "rl", "task=sort", *words.split()]) == 0
     told = capsys.readouterr().out
-    assert "Only adapters of rank 16 (alpha 32) on the layers q_proj, v_proj are trained." in told
+    assert "LoRA: only adapters of rank 16 (alpha 32) on q_proj, v_proj are trained." in " ".join(told.split())
     assert told.count("is ignored: ") == 5
     with pytest.raises(NovaErrors) as caught:
         given(RLConfig, "logging_steps=1", "push_to_hub=true", "fp16=true", "num_train_epochs=2")

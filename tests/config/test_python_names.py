@@ -69,11 +69,11 @@ def test_a_run_under_trls_names_is_the_run_of_the_command_line(tmp_path: Path) -
         ({"kl": {"coeff": 0.1}}, "novarl.RL kl.coeff: unknown key (did you mean kl.coef?)"),
         ({"per_device_train_batch_size": 4}, "TRL counts completions per device and forward pass"),
         ({"report_to": "wandb"}, "W&B is not supported yet (set report_to=none or tensorboard)"),
-        ({"fp16": True}, "fp16: cannot be true: float16 is not supported"),
+        ({"fp16": True}, "fp16: true is not supported: float16 is not supported"),
         ({"num_train_epochs": 2}, "steps sets the length of an RL run"),
         ({"max_steps": 4, "num_iterations": 2, "num_generations": 4}, "TRL counts optimizer updates"),
-        ({"learning_rate": 1e-5, "optim": {"lr": 1e-4}}, "two names of optim.lr and disagree"),
-        ({"num_generations": 2.5}, "num_generations (here responses_per_prompt): must be a whole number, got 2.5"),
+        ({"learning_rate": 1e-5, "optim": {"lr": 1e-4}}, "are both names of optim.lr but have different values"),
+        ({"num_generations": 2.5}, "num_generations (NovaRL: responses_per_prompt): must be a whole number, got 2.5"),
     ],
 )
 def test_a_mistake_is_answered_as_on_the_command_line(settings: dict[str, Any], expected: str) -> None:
@@ -82,7 +82,7 @@ def test_a_mistake_is_answered_as_on_the_command_line(settings: dict[str, Any], 
 
 def test_each_trainer_knows_the_names_of_its_kind() -> None:
     for trainer in (novarl.SFT, novarl.DPO, novarl.RewardModel):
-        assert "num_generations: unknown key (it is for novarl rl" in said(trainer, data="sort", num_generations=4)
+        assert "num_generations: unknown key (only novarl rl has it" in said(trainer, data="sort", num_generations=4)
         assert "did you mean learning_rate?" in said(trainer, data="sort", lerning_rate=1)
 
 
@@ -98,7 +98,7 @@ def test_functions_are_given_under_trls_names() -> None:
     assert {name: spec.weight for name, spec in config.reward.items()} == {"long": 1.0, "short": 0.5, "length": 2.0}
     assert config.object("reward.long") is long and config.object("reward.short") is short
     twice = said(novarl.RL, train_dataset=rows, reward_funcs=[long, long])
-    assert "must be functions of different names" in twice
+    assert "must be functions with different names" in twice
 
 
 def test_a_run_with_trls_trainer_arguments(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_value_without_a_partner_is_not_mistaken_for_one() -> None:
 
 def test_how_a_list_is_written() -> None:
     assert said(SFTConfig, "lora.target=q_proj,v_proj").endswith(
-        "must be all-linear or list, got 'q_proj,v_proj' (a list is written in brackets: lora.target=[q_proj,v_proj])"
+        "must be all-linear or list, got 'q_proj,v_proj' (write lists in brackets: lora.target=[q_proj,v_proj])"
     )
     assert "lora.target=[q_proj,v_proj]" in said(SFTConfig, "lora.target=3")
 

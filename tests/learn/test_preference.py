@@ -311,7 +311,7 @@ def test_what_a_loss_cannot_do_is_refused() -> None:
     for loss in ("kto", "nonsense"):
         with pytest.raises(ValueError, match="unknown pair loss"):
             PreferenceLearner(of, Scorer(of), loss=loss, beta=1.0, optim=OptimSettings(), ranks=Ranks(), budget=WHOLE)
-    with pytest.raises(ValueError, match="hinge takes no label_smoothing"):
+    with pytest.raises(ValueError, match="hinge does not support label_smoothing"):
         PreferenceLearner(
             of,
             Scorer(of),

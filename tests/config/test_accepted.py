@@ -149,7 +149,9 @@ def test_a_whole_command_line_of_trls_is_accepted(capsys: pytest.CaptureFixture[
     words += " --lora_target_modules q_proj v_proj --warmup_ratio 0.1 --num_generations 8 --report_to none"
     assert main(["explain", "rl", "task=sort", *words.split()]) == 0
     told = capsys.readouterr().out
-    assert "LoRA: only adapters of rank 16 (alpha 32) on q_proj, v_proj are trained." in " ".join(told.split())
+    assert "LoRA: only adapters of rank 16 (alpha 32) on the layers q_proj, v_proj are trained." in " ".join(
+        told.split()
+    )
     assert told.count("is ignored: ") == 5
     with pytest.raises(NovaErrors) as caught:
         given(RLConfig, "logging_steps=1", "push_to_hub=true", "fp16=true", "num_train_epochs=2")

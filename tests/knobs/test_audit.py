@@ -39,7 +39,7 @@ RUNS = (
     ("rl", *ON_TASK, "multi_objective=true", "multi_objective.objectives=[reward,kl,entropy]", "run_dir=several"),
     ("rl", *ON_TASK, "entropy.target=1", "run_dir=entropy"),
     ("rl", *ON_TASK, "algo=grpo", "kl.reference=ema", "correction.type=icepop", "run_dir=corrected"),
-    ("rl", *ON_TASK, "rollout.staleness=1", "rollout.threads=1", "run_dir=overlapped"),
+    ("rl", *ON_TASK, "rollout.staleness=1", "rollout.threads=1", "correction.type=sequence", "run_dir=overlapped"),
     ("sft", *SFT, "task=sort", "lora.rank=2", "run_dir=taught"),
     ("sft", *SFT, "data=rows.jsonl", "run_dir=taught_rows", "steps=null", "epochs=0.1"),
     ("dpo", *SFT, "data=pairs.jsonl", "eval.data=pairs.jsonl", "run_dir=preferring", "epochs=0.1", "steps=null"),

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-NAMES = "give a built-in name (tiny, small), a model directory, or a hub id that can be reached"
+NAMES = "use a built-in name (tiny, small), a model directory, or a Hub id that can be reached"
 
 UNREADABLE = "no causal language model could be loaded"
 
-MEND = f"mend config.json, or {WHOLE}"
+MEND = f"fix config.json, or {WHOLE}"
 
 
 @contextlib.contextmanager
 def explained(name: str, what: str, *, fix: str | None = None) -> Iterator[None]:
-    """Turns whatever transformers raises for a missing or broken model into one NovaError, of one line."""
+    """Turn any exception of transformers for a missing or broken model into a one-line NovaError."""
     try:
         with quiet():
             yield
@@ -30,8 +30,8 @@ def explained(name: str, what: str, *, fix: str | None = None) -> Iterator[None]
         raise
     except Exception as error:
         if asks_for_code(error):
-            what = "the model brings Python code of its own, which is not run"
-            fix = f"read that code, and if you trust it, set trust_remote_code={name}"
+            what = "the model contains custom Python code, which is not run by default"
+            fix = f"review the code, and if you trust it, set trust_remote_code={name}"
             raise NovaError(what, where=name, fix=fix) from error
         raise NovaError(f"{what}: {reason_of(error)}", where=name, fix=fix) from error
 
@@ -41,17 +41,17 @@ def asks_for_code(error: Exception) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """What `error` says, in a line, without what is said around it."""
+    """The core message of `error`, on one line."""
     from huggingface_hub.errors import StrictDataclassError
 
     while isinstance(error, StrictDataclassError) and error.__cause__ is not None:
         error = error.__cause__
     text = str(error).strip()
-    if isinstance(error, UnpicklingError) or "weights_only" in text:  # torch then says how to run the code in it
-        return "a pickle file holds something else than tensors, or is damaged; it is not read"
+    if isinstance(error, UnpicklingError) or "weights_only" in text:  # torch's message says how to run it
+        return "a pickle file contains something other than tensors or is damaged, so it is not read"
     if isinstance(error, KeyError):
         text = str(error.args[0])
-        text = text if " " in text else f"there is no {text!r}"
+        text = text if " " in text else f"{text!r} is missing"
     first, *others = (text or type(error).__name__).splitlines()
     if first.endswith(":") and others:
         first = f"{first} {others[0].strip()}"
@@ -60,8 +60,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hides transformers' progress bars and tables, and the hub's line for each of its retries: what goes wrong is
-    raised."""
+    """Hide progress bars, tables and retry messages of transformers and the Hub client. Errors are raised."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 

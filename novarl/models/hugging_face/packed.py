@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 PASSED_ALONG = {"position_ids", "use_cache", "is_causal", "cache_position"}
-"""Keywords that reach every attention function and that a packed one may ignore."""
+"""Keywords that every attention function receives and that packed attention may ignore."""
 
 
 def packing_obstacle(config: Any) -> str | None:
-    """What in a model's configuration the packed attention does not implement, or None."""
+    """The configuration setting that packed attention does not support, or None."""
     text = config.get_text_config()
     layers = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention"})
     if layers:
@@ -34,10 +34,10 @@ def packing_obstacle(config: Any) -> str | None:
 
 
 def enable_packing(model: Any) -> str | None:
-    """Gives `model` the packed attention where that changes nothing; otherwise leaves it as it is and says why."""
+    """Enable packed attention in `model` if results are the same; otherwise leave it unchanged and return why."""
     obstacle = packing_obstacle(model.config)
     if obstacle is None and not (model._supports_attention_backend and model._supports_sdpa):
-        obstacle = f"{type(model).__name__} does not take other attention functions"
+        obstacle = f"{type(model).__name__} does not support custom attention functions"
     if obstacle is not None:
         return obstacle
     _register()
@@ -48,7 +48,7 @@ def enable_packing(model: Any) -> str | None:
     except (NovaError, RuntimeError, ValueError, TypeError, IndexError) as error:
         obstacle = str(error)
     else:
-        obstacle = None if difference <= TOLERANCE else f"packing changes its hidden states by {difference:.1g}"
+        obstacle = None if difference <= TOLERANCE else f"packing changes the hidden states by {difference:.1g}"
     if obstacle is not None:
         model.set_attn_implementation(own)
     return obstacle
@@ -66,14 +66,14 @@ def packing_sdpa(
     packed_sequences: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention protocol: packed under `packed_sequences`, otherwise transformers' own SDPA.
+    """An attention function for transformers: packed if `packed_sequences` is given, otherwise SDPA.
 
-    Raises NovaError naming whatever argument the packed attention does not implement (sliding window, soft cap, sinks,
-    position bias, dropout, or one it has never heard of): swallowed, it would be a silently different model.
+    Raises NovaError for any argument that packed attention does not implement (sliding window, soft cap, sinks,
+    position bias, dropout, or an unknown one), because ignoring it would silently change the model.
     """
     if packed_sequences is None:
         if attention_mask is not None and attention_mask.numel() == 0:
-            raise NovaError(f"{type(module).__name__} does not pass packed sequences on")
+            raise NovaError(f"{type(module).__name__} does not pass packed_sequences to its attention")
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(  # type: ignore[no-any-return]
@@ -85,15 +85,15 @@ def packing_sdpa(
         refused.append("is_causal=False")
     if refused:
         raise NovaError(
-            f"packed attention does not implement {', '.join(refused)}, which {type(module).__name__} asks for",
+            f"packed attention does not implement {', '.join(refused)}, which {type(module).__name__} uses",
             fix="use layout=padded",
         )
     return packed_attention(query, key, value, packed_sequences, scale=scaling).transpose(1, 2).contiguous(), None
 
 
 def _register() -> None:
-    """Makes `packing_sdpa` known to transformers, once, since it may have been replaced (`keep_attention_uncompiled`);
-    its masks, where it needs one, are those of SDPA."""
+    """Register `packing_sdpa` in transformers, once, because it may have been replaced (`keep_attention_uncompiled`).
+    It uses the masks of SDPA."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -104,8 +104,8 @@ def _register() -> None:
 
 
 def keep_attention_uncompiled() -> None:
-    """End the compiled graphs of a model's layers where attention begins. What it returns is a copy that always lies
-    alike, since a graph is compiled again for every other layout."""
+    """End the compiled graphs of a model's layers before attention. The result is copied to a fixed memory layout,
+    because every other layout would trigger a recompilation."""
     from transformers import AttentionInterface
 
     def outside(*arguments: Any, **options: Any) -> tuple[Tensor, None]:

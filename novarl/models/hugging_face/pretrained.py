@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 
-COPY_TOKENIZER = "copy tokenizer.json and tokenizer_config.json there, from the model that it was made of"
+COPY_TOKENIZER = "copy tokenizer.json and tokenizer_config.json from the original model"
 
 
 def load_pretrained(
@@ -38,13 +38,13 @@ def load_pretrained(
     gradient_checkpointing: bool = False,
     trust: Trust = NOTHING,
 ) -> tuple[Any, Tokenizer, str | None]:
-    """Model, tokenizer, and why the model cannot pack (None: it can), from a directory or by hub id.
+    """Model, tokenizer, and why the model does not support packing (None: it does), from a directory or Hub id.
 
-    No code that lies beside the model runs, and no pickle is read, unless `trust` says so.
+    Code in the model directory is run, and pickle files are read, only if `trust` allows it.
 
-    Where the built-in decoder computes what the model does, it is that decoder (`adopt`). The model is in evaluation
-    mode, with every dropout and router jitter of its configuration set to 0: what is trained is the distribution that
-    was sampled. Raises NovaError for whatever is missing, unknown or unfit.
+    If the built-in decoder computes the same function, it is used instead (`adopt`). The model is in evaluation mode,
+    with all dropout and router jitter set to 0, so that the trained distribution is the sampled one. Raises NovaError
+    if anything is missing, unknown or unsupported.
     """
     model = read_model(name, dtype, trust).to(device)
     model, obstacle = to_learn_from(model, name, gradient_checkpointing=gradient_checkpointing)
@@ -53,21 +53,21 @@ def load_pretrained(
         raise NovaError(
             f"the tokenizer has {len(tokenizer)} tokens, the model only {head(model)[0].size(0)}",  # type: ignore[arg-type]
             where=name,
-            fix="resize the model's embeddings, or take the tokenizer that belongs to it",
+            fix="resize the model's embeddings, or use its own tokenizer",
         )
     return model, tokenizer, obstacle
 
 
 def to_learn_from(model: Any, name: str, *, gradient_checkpointing: bool = False) -> tuple[Any, str | None]:
-    """A transformers model made ready for learning, and why it cannot pack (None: it can). Its tensors stay its own:
-    where the built-in decoder takes its place, it runs on them."""
+    """A transformers model prepared for training, and why it does not support packing (None: it does). If the built-in
+    decoder replaces it, the decoder shares its tensors."""
     with explained(name, f"{type(model).__name__} cannot be run", fix=MEND):
         check_model(model, name)
         decoder = adopt(model) if packing_obstacle(model.config) is None else None
         if decoder is not None and distance(decoder, model) <= TOLERANCE:
             decoder.model.gradient_checkpointing = gradient_checkpointing
             return decoder.eval(), None
-    if type(embedding := model.get_input_embeddings()) is nn.Embedding:  # another kind may do more than look up
+    if type(embedding := model.get_input_embeddings()) is nn.Embedding:  # other classes may do more than look up
         embedding.__class__ = Embedding
     for module in model.modules():
         if type(module) is nn.Linear:
@@ -78,13 +78,13 @@ def to_learn_from(model: Any, name: str, *, gradient_checkpointing: bool = False
             raise NovaError(f"{type(model).__name__} has no gradient checkpointing", where=name)
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-        model.train()  # transformers recomputes only in training mode; nothing else is left that depends on it
+        model.train()  # transformers recomputes only in training mode, and nothing else depends on the mode
     return model, obstacle
 
 
 def save_pretrained(model: Any, directory: str, *, eos_ids: Sequence[int]) -> None:
-    """Writes a transformers model, or an adopted one as what it was: weights, config and generation config, which names
-    every token that ends a completion."""
+    """Save a transformers model (an adopted one in its original form): weights, config, and generation config with all
+    eos ids."""
     with quiet():
         origin = model.origin if isinstance(model, Decoder) else None
         generation = (origin or model).generation_config
@@ -100,25 +100,25 @@ def save_pretrained(model: Any, directory: str, *, eos_ids: Sequence[int]) -> No
 
 
 def load_tokenizer(name: str, *, trust: Trust = NOTHING) -> Tokenizer:
-    """The tokenizer by directory or hub id; a missing pad token is set to eos (masks come from lengths, never ids)."""
+    """The tokenizer from a directory or Hub id. A missing pad token is set to eos (masks use lengths)."""
     from transformers import AutoTokenizer
 
     directory = Path(name)
     if directory.is_dir() and not any(any(directory.glob(pattern)) for pattern in TOKENIZER_FILES):
-        raise NovaError("the directory holds no tokenizer files", where=name, fix=COPY_TOKENIZER)
+        raise NovaError("the directory contains no tokenizer files", where=name, fix=COPY_TOKENIZER)
     with explained(name, "no tokenizer could be loaded", fix=COPY_TOKENIZER if directory.is_dir() else NAMES):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust.runs_code(name))
-    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # transformers makes one up where it finds no vocabulary
-        raise NovaError("the tokenizer files hold no vocabulary", where=name, fix=COPY_TOKENIZER)
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # transformers makes one up if it finds no vocabulary
+        raise NovaError("the tokenizer files contain no vocabulary", where=name, fix=COPY_TOKENIZER)
     settle_tokenizer(tokenizer, name)
     return tokenizer  # type: ignore[no-any-return]
 
 
 def settle_tokenizer(tokenizer: Any, name: str) -> None:
-    """A missing pad token is set to eos. NovaError without an eos token."""
+    """Set a missing pad token to eos. Raises NovaError without an eos token."""
     if tokenizer.eos_token_id is None:
         raise NovaError(
-            "the tokenizer has no eos token, so nothing would end a completion",
+            "the tokenizer has no eos token to end completions",
             where=name,
             fix="set eos_token in tokenizer_config.json",
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 TOLERANCE = 1e-4
-"""Largest difference, relative to the largest value, that the probes take for rounding (measured: about 1e-6)."""
+"""Largest relative difference that the probes accept as rounding (measured: about 1e-6)."""
 
 LOGIT_TRANSFORMS = {
     "final_logit_softcapping": (None,),
@@ -26,7 +26,7 @@ LOGIT_TRANSFORMS = {
     "logits_scaling": (None, 1.0),
     "lm_head_multiplier": (None, 1.0),
 }
-"""Attributes of a configuration that change logits after the head, with the values under which they do not."""
+"""Configuration attributes that change logits after the head, with the values under which they do not."""
 
 
 def _probe_tokens(model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,19 +38,19 @@ def _probe_tokens(model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _relative(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference, in units of the largest value."""
+    """The largest difference relative to the largest value."""
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
 
 
 @torch.no_grad()
 def check_model(model: Any, name: str) -> None:
-    """Raises NovaError where `model` is not causal or does more to its logits than the head."""
+    """Raise NovaError if `model` is not causal or transforms its logits after the head."""
     text = model.config.get_text_config()
     for attribute, harmless in LOGIT_TRANSFORMS.items():
         value = getattr(text, attribute, None)
         if value not in harmless:
             raise NovaError(
-                f"{model.config.model_type} changes its logits after the head ({attribute}={value}), "
+                f"{model.config.model_type} transforms its logits after the head ({attribute}={value}), "
                 "so their log-probabilities cannot be computed in chunks",
                 where=name,
             )
@@ -59,25 +59,25 @@ def check_model(model: Any, name: str) -> None:
     tokens, positions, cu_seqlens = _probe_tokens(model)
     logits = model(input_ids=tokens[None, :5], use_cache=False).logits[0]
     if not bool(logits.isfinite().all()):
-        what = "the model's logits are not all finite: a weight or a number in its configuration is damaged"
+        what = "the model's logits are not finite: a weight or a configuration value is corrupt"
         raise NovaError(what, where=name, fix=MEND)
     shorter = model(input_ids=tokens[None, :4], use_cache=False).logits[0]
     if _relative(shorter, logits[:4]) > TOLERANCE:
-        what = f"{model.config.model_type} lets tokens see their future: no causal language model"
+        what = f"{model.config.model_type} is not a causal language model: tokens depend on later tokens"
         raise NovaError(what, where=name, fix=NAMES)
     weight, bias = head(model)
     ours = nn.functional.linear(hidden_states(model, tokens, positions, cu_seqlens, layout="padded")[:5], weight, bias)
     if _relative(ours, logits) > TOLERANCE:
         raise NovaError(
-            f"the logits of {model.config.model_type} are not its last hidden states times its head "
-            f"(they differ by {_relative(ours, logits):.1g}); look for a logit scale or cap in its configuration",
+            f"the logits of {model.config.model_type} are not the product of its last hidden states and its head "
+            f"(they differ by {_relative(ours, logits):.1g}); check its configuration for a logit scale or cap",
             where=name,
         )
 
 
 @torch.no_grad()
 def distance(decoder: Decoder, model: Any) -> float:
-    """How far the decoder's logits are from the model's on the probe, whose sequences it takes packed."""
+    """The difference between the logits of the decoder (packed) and of the model on the probe."""
     tokens, positions, cu_seqlens = _probe_tokens(model)
     weight, bias = head(decoder)
     ours = nn.functional.linear(hidden_states(decoder, tokens, positions, cu_seqlens), weight, bias)
@@ -87,7 +87,7 @@ def distance(decoder: Decoder, model: Any) -> float:
 
 @torch.no_grad()
 def packing_error(model: nn.Module) -> float:
-    """How much the two layouts differ on the probe."""
+    """The difference between the two layouts on the probe."""
     tokens, positions, cu_seqlens = _probe_tokens(model)
     packed = hidden_states(model, tokens, positions, cu_seqlens, layout="packed")
     return _relative(packed, hidden_states(model, tokens, positions, cu_seqlens, layout="padded"))

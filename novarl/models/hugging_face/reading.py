@@ -14,21 +14,21 @@ from novarl.models.transformer import WHOLE
 from novarl.models.trust import Trust, check_weights
 
 MOST_NUMBERS = 2**30
-"""In one buffer. A causal mask of 32,768 positions has as many; those of the rotations are smaller by far."""
+"""Per buffer: the size of a causal mask of 32,768 positions. Buffers of rotary embeddings are far smaller."""
 
 BESIDE = re.compile(
     r"(^|\.)(inv_freq|cos_cached|sin_cached|masked_bias|causal_mask|attn\.bias|attention\.bias|position_ids)$"
     r"|(^|\.)(mtp|pooler\.)"
 )
-"""Names of tensors that may lie among a model's own and are not missed: buffers that older versions of transformers
-saved and newer ones compute, and heads for something else than the next token."""
+"""Names of tensors in a checkpoint that may be ignored: buffers that older versions of transformers saved and newer
+ones compute, and heads for other tasks than next-token prediction."""
 
 
 def read_model(name: str, dtype: torch.dtype, trust: Trust) -> Any:
-    """The model that the config.json in `name` describes, with exactly the weights that lie beside it."""
+    """The model described by the config.json in `name`, with exactly the weights in that directory."""
     from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-    # The fast way to run a mixture of experts, one grouped product, knows no float64.
+    # The fast mixture-of-experts kernel, one grouped product, does not support float64.
     options: dict[str, Any] = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
     code = {"trust_remote_code": trust.runs_code(name)}
     options |= {**code, "use_safetensors": None if trust.reads_pickles(name) else True}
@@ -42,17 +42,17 @@ def read_model(name: str, dtype: torch.dtype, trust: Trust) -> Any:
             _silence(config)
             options |= {"config": config, "dtype": dtype, "output_loading_info": True}
             model, report = AutoModelForCausalLM.from_pretrained(name, **options)
-        except (NovaError, OSError):  # there is nothing, or nothing to be reached
+        except (NovaError, OSError):  # there is none, or it cannot be reached
             raise
         except Exception as error:
             if asks_for_code(error):
                 raise
             _check_configuration(name, error)
             if "ignore_mismatched_sizes" not in str(error):
-                stacked = "weights that it stacks, as those of experts, are missing or of unlike shapes"
+                stacked = "weights to be stacked, such as those of experts, are missing or have different shapes"
                 reason = stacked if "CONVERSION" in str(error) else reason_of(error)
                 raise NovaError(f"{UNREADABLE}: {reason}", where=name, fix=WHOLE) from error
-            # Which tensors have another shape, transformers only prints. None is made this time.
+            # Transformers only prints which tensors have another shape, so build the model again without memory.
             options |= {"device_map": "meta", "ignore_mismatched_sizes": True}
             model, report = AutoModelForCausalLM.from_pretrained(name, **options)
         _check_tensors(model, report, name)
@@ -60,8 +60,8 @@ def read_model(name: str, dtype: torch.dtype, trust: Trust) -> Any:
 
 
 def _check_configuration(name: str, error: Exception) -> None:
-    """Raises NovaError, with what `error` says, where no model can be made by the config.json in `name`. The field at
-    fault is the one without which a model could be made."""
+    """Raise NovaError with the message of `error` if the config.json in `name` is invalid. The faulty field is found by
+    removing fields one at a time."""
     from transformers import PretrainedConfig
 
     values: dict[str, Any] = PretrainedConfig.get_config_dict(name)[0]
@@ -76,8 +76,8 @@ def _check_configuration(name: str, error: Exception) -> None:
 
 
 def _check_buffers(config: Any, name: str, code: dict[str, bool]) -> None:
-    """Raises NovaError where a model of this configuration would compute tables that fill the memory. Its parameters,
-    which are compared with the weights, take none before."""
+    """Raise NovaError if a model of this configuration would allocate huge buffers. Its parameters are compared with
+    the weights before they take memory."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -87,12 +87,12 @@ def _check_buffers(config: Any, name: str, code: dict[str, bool]) -> None:
         return
     for buffer, table in model.named_buffers():
         if table.numel() > MOST_NUMBERS:
-            what = f"{UNREADABLE}: it would hold a table, '{buffer}', of {table.numel():,} numbers"
+            what = f"{UNREADABLE}: its buffer '{buffer}' would have {table.numel():,} elements"
             raise NovaError(what, where=f"{name}/config.json", fix=MEND)
 
 
 def _can_be_made(values: dict[str, Any]) -> bool:
-    """Whether there is a causal language model of this configuration; its weights take no memory."""
+    """Whether a causal language model can be built from this configuration, without allocating its weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -104,19 +104,19 @@ def _can_be_made(values: dict[str, Any]) -> bool:
 
 
 def _check_tensors(model: Any, report: dict[str, Any], name: str) -> None:
-    """Raises NovaError where the weights in `name` are not those of `model`: transformers would draw what is missing
-    at random, and drop what is left over."""
+    """Raise NovaError if the weights in `name` do not match `model`: transformers would initialise missing tensors
+    randomly and ignore unexpected ones."""
     stated = str((model.config.architectures or [""])[0])
-    whose = "" if not stated or stated.endswith(("LM", "LMHeadModel")) else f"{stated} is no causal language model: "
+    whose = "" if not stated or stated.endswith(("LM", "LMHeadModel")) else f"{stated} is not a causal language model: "
     if report["missing_keys"]:
         what = f"tensor '{min(report['missing_keys'])}' is missing from the weights"
         raise NovaError(f"{whose}{what}", where=name, fix=MEND)
     if report["mismatched_keys"]:
         tensor, found, wanted = min(report["mismatched_keys"])
-        what = f"tensor '{tensor}' is {_shape(found)} in the weights and {_shape(wanted)} by config.json"
+        what = f"tensor '{tensor}' is {_shape(found)} in the weights, but {_shape(wanted)} according to config.json"
         raise NovaError(f"{whose}{what}", where=name, fix=MEND)
     if over := sorted(tensor for tensor in report["unexpected_keys"] if _is_own(tensor, model)):
-        what = f"tensor '{over[0]}' of the weights has no place in the model that config.json describes"
+        what = f"tensor '{over[0]}' in the weights does not exist in the model described by config.json"
         raise NovaError(f"{whose}{what}", where=name, fix=MEND)
 
 
@@ -125,18 +125,18 @@ def _shape(size: torch.Size) -> str:
 
 
 def _is_own(tensor: str, model: Any) -> bool:
-    """Whether a tensor of this name is part of what computes the next token, and not a head for something else."""
+    """Whether a tensor with this name is needed to predict the next token, and not a head for another task."""
     parts = {part for module in (model, model.base_model) for part, _ in module.named_children()}
     if tensor.partition(".")[0] not in parts or BESIDE.search(tensor):
         return False
     text = model.config.get_text_config()
     last, layer = getattr(text, "num_hidden_layers", 0), re.search(r"\blayers\.(\d+)\.", tensor)
-    further = getattr(text, "num_nextn_predict_layers", None) or 0  # layers after the last, for tokens after the next
+    further = getattr(text, "num_nextn_predict_layers", None) or 0  # extra layers for multi-token prediction
     return layer is None or int(layer[1]) not in range(last, last + further)
 
 
 def _silence(config: Any) -> None:
-    """Sets every probability of dropout and every router jitter in `config` to 0."""
+    """Set every dropout probability and router jitter in `config` to 0."""
     text = config.get_text_config()
     for name, value in vars(text).items():
         if isinstance(value, float) and any(noise in name for noise in ("dropout", "pdrop", "jitter")):

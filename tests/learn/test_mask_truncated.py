@@ -122,6 +122,7 @@ def test_a_bound_that_nothing_reads_is_refused(words: str, said: str) -> None:
 
 
 def test_the_bounds_reach_the_surrogate() -> None:
-    shown = finished("explain", "rl", "task=sort", "algo=dapo", "clip.dual=4").out
+    shown = " ".join(finished("explain", "rl", "task=sort", "algo=dapo", "clip.dual=4").out.split())
     assert "dual" in shown.lower() and "at most 4 for negative advantages" in shown and "0.28" in shown
-    assert "truncated answers are excluded" in finished("explain", "rl", "task=sort", "loss.mask_truncated=true").out
+    shown = " ".join(finished("explain", "rl", "task=sort", "loss.mask_truncated=true").out.split())
+    assert "truncated answers are excluded" in shown

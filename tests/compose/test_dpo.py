@@ -194,7 +194,7 @@ def test_a_kept_reference_that_is_not_of_these_rows_is_refused(folder: Path) -> 
         (lambda: None, "others.jsonl", "the rows have changed"),
         (lambda: file.write_bytes(file.read_bytes()[:50]), "pairs.jsonl", "cannot be read"),
         (lambda: save_file({"other": torch.zeros(1)}, file), "pairs.jsonl", "does not contain tensor"),
-        (lambda: file.unlink(), "pairs.jsonl", "are gone"),
+        (lambda: file.unlink(), "pairs.jsonl", "are missing"),
     ):
         arrange()
         ended = novarl(*words, f"data={data}")
@@ -259,9 +259,7 @@ def test_what_takes_long_before_the_first_step_is_said(folder: Path) -> None:
         return [event["message"] for event in events(folder / run, "alert") if "reference" in event["message"]]
 
     finished(*DPO, "data=pairs.jsonl", "steps=1", "run_dir=run")
-    assert said("run") == [
-        "first the reference's log-probabilities of all 40 rows are computed, once for the whole run"
-    ]
+    assert said("run") == ["Computing the reference's log-probabilities of all 40 rows, once for the whole run"]
     finished(*DPO, "data=pairs.jsonl", "steps=2", "run_dir=run", "resume=auto")
     assert len(said("run")) == 1, "they are read where a run goes on"
     finished(*DPO, "data=pairs.jsonl", "steps=1", "loss=simpo", "run_dir=other")

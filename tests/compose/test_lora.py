@@ -164,9 +164,9 @@ def test_a_run_is_not_gone_on_with_under_other_adapters(folder: Path) -> None:
     finished(*words, "lora.rank=8", "run_dir=run", "steps=1")
     finished(*words, "run_dir=plain", "steps=1")
     for run, given, said in (
-        ("run", "lora.rank=4", "was started with lora.rank=8, and is told to go on with 4"),
-        ("run", "lora.rank=0", "was started with lora.rank=8, and is told to go on with 0"),
-        ("plain", "lora.rank=8", "was started with lora.rank=0, and is told to go on with 8"),
+        ("run", "lora.rank=4", "was started with lora.rank=8, but now it is 4"),
+        ("run", "lora.rank=0", "was started with lora.rank=8, but now it is 0"),
+        ("plain", "lora.rank=8", "was started with lora.rank=0, but now it is 8"),
     ):
         ended = novarl(*words, given, f"run_dir={run}", "steps=2", "resume=auto")
         assert ended.code == 2 and said in ended.err and ended.err.count("\n") == 1, ended.err

@@ -410,7 +410,7 @@ def test_prime_starts_from_an_implicit_model(folder: Path, frozen: bool) -> None
     [
         (("prime.model=nowhere",), "prime.model=nowhere: no such folder"),
         (("prime.model=head",), "prime.model=head: this reward model has a scalar head"),
-        (("prime.lr=0",), "prime.lr: a model that starts as its reference and does not learn"),
+        (("prime.lr=0",), "prime.lr: a fixed copy of the reference gives"),
     ],
 )
 def test_what_prime_cannot_start_from_is_refused(folder: Path, words: tuple[str, ...], said: str) -> None:

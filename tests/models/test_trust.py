@@ -130,7 +130,7 @@ def test_a_run_on_a_trusted_model_trains_resumes_and_says_what_to_trust(
 
 def test_trust_names_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "rl", "task=sort", "trust_remote_code=true"]) == 2
-    assert "trust_remote_code: must name the models, by directory or hub id" in capsys.readouterr().err
+    assert "trust_remote_code: must list the models, by directory or hub id" in capsys.readouterr().err
 
 
 @pytest.fixture

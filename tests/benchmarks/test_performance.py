@@ -174,7 +174,7 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for arguments, said in (
-        (["--device", "cuda"], "device=cuda: this machine has no such device"),
+        (["--device", "cuda"], "device=cuda: this device is not available"),
         (["--workload", "G1"], "--device cpu: G1 is not for it (one of W1, "),
         (["--rounds", "0"], "--rounds: must be at least 1, got 0"),
         (["--workload", "W9", "--again", "nope"], "--again: W9 has no side 'nope' (one of ours, built-in, trl)"),

@@ -70,6 +70,7 @@ def test_every_public_function_has_a_fault_planted() -> None:
         if inspect.isfunction(value) and not name.startswith("_")
         if f"{value.__module__}.".startswith(f"{module.__name__}.")  # a module's own, and a package's
     }
+    public |= {"guard.backtrack", "guard.early_stop"}  # of a module that has classes of its own beside them
     assert public - NO_GRADIENT == {fault.where for fault in FAULTS if inspect.ismodule(fault.module)}
 
 

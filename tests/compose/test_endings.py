@@ -485,7 +485,7 @@ def test_a_fall_back_to_an_older_checkpoint_is_said(file: str, folder: Path) -> 
     finished(*words, "steps=3", "resume=auto")
     (said,) = (event["message"] for event in events(folder / "run", "alert"))
     why = "its MANIFEST is damaged: not JSON" if file == "MANIFEST" else f"the checksum of {file} does not match"
-    assert said.startswith(f"resuming from step-000001, because a checkpoint is damaged: step-000002: {why}")
+    assert said.startswith(f"Resuming from step-000001, because a newer checkpoint is damaged: step-000002: {why}")
     assert [row["step"] for row in metrics(folder / "run")] == [1, 2, 3]
 
 

@@ -671,7 +671,7 @@ def test_the_current_directory_can_be_the_run(name: str, folder: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("target", "said"), [("loop", "is circular"), ("/gone/run", "leads to /gone/run, which is not there")]
+    ("target", "said"), [("loop", "is circular"), ("/gone/run", "points to /gone/run, which does not exist")]
 )
 def test_a_run_dir_that_is_a_link_to_nothing(target: str, said: str, folder: Path) -> None:
     (folder / "loop").symlink_to(target)

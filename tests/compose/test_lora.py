@@ -181,7 +181,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(folder: Path) ->
     for words, said in (
         ((*RUNS["rl"], "lora.target=[c_attn]"), "no linear layer is named c_attn"),
         ((*RUNS["sft"], "lora.target=[c_attn]"), "no linear layer is named c_attn"),
-        ((*RUNS["rl"], "kl.reference=ema"), "the moving average of adapters"),
+        ((*RUNS["rl"], "kl.reference=ema"), "a moving average of adapters"),
         ((*RUNS["rl"], "lora.dropout=0.1"), "dropout would train another distribution"),
     ):
         ended = novarl(*words, "run_dir=refused", "steps=1")

@@ -45,7 +45,7 @@ def test_each_process_under_torchrun_takes_its_own_card(
 
 def test_more_processes_than_cards_are_refused(cards: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "4")
-    with pytest.raises(NovaError, match=r"device=cuda:4: this machine has 4 of them \(start at most 4 processes"):
+    with pytest.raises(NovaError, match=r"device=cuda:4: this machine has 4 CUDA devices \(start at most 4 processes"):
         pick_device("auto")
 
 

@@ -163,7 +163,7 @@ def test_the_environments_own_reward_is_trained_on(tmp_path: Path, command: str)
         assert all(record["rewards/environment_mean"] > 0.5 for record in metrics(tmp_path / "run"))
     ended = novarl(command, *more, *words[:2], f"run_dir={tmp_path / 'none'}")
     assert ended.code == 2 and ended.err.count("\n") == 1
-    assert "reward=environment: no environment is configured that could give one" in ended.err
+    assert "reward=environment: no environment is configured" in ended.err
 
 
 @pytest.mark.parametrize("command", ["rl", "eval"])

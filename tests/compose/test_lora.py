@@ -182,7 +182,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(folder: Path) ->
         ((*RUNS["rl"], "lora.target=[c_attn]"), "no linear layer is named c_attn"),
         ((*RUNS["sft"], "lora.target=[c_attn]"), "no linear layer is named c_attn"),
         ((*RUNS["rl"], "kl.reference=ema"), "a moving average of adapters"),
-        ((*RUNS["rl"], "lora.dropout=0.1"), "dropout would train another distribution"),
+        ((*RUNS["rl"], "lora.dropout=0.1"), "dropout would make training and sampling probabilities differ"),
     ):
         ended = novarl(*words, "run_dir=refused", "steps=1")
         assert ended.code == 2 and said in ended.err and not (folder / "refused").exists(), ended.err

@@ -205,7 +205,10 @@ def preference_cases() -> list[Case]:
 
     def case(name: str, ours: str, theirs: str, loss: Callable[[Tensor], Tensor]) -> Case:
         return Case(
-            name, f"preference.{ours}", theirs, lambda: differentiated(lambda x: loss(x).mean(), rows.logp, rows.mask)
+            name,
+            f"preference_losses.{ours}",
+            theirs,
+            lambda: differentiated(lambda x: loss(x).mean(), rows.logp, rows.mask),
         )
 
     def odds_ratio(logp: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def test_clip_and_updates_are_the_recipes(name: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"clip": 0.15, "updates_per_batch": 3, "temperature": 0.9, "max_new_tokens": 9}
     _, config = config_of(by_name(name), tmp_path, **changes)
     plan = resolve_rl(config)
-    assert plan.algorithm.options == {"adv.norm_std": True, "clip.low": 0.15, "clip.high": 0.15}
+    assert (plan.algorithm.options["clip.low"], plan.algorithm.options["clip.high"]) == (0.15, 0.15)
     assert (plan.algorithm.updates_per_rollout, config.epochs_per_rollout) == (3, 3), "each on the whole batch"
     assert (config.rollout.temperature, plan.max_tokens) == (0.9, 9)
 

@@ -49,8 +49,8 @@ def play(model):
 
 
 torch.manual_seed(0)
-model, credit = PlainModel(Counter()), CreditRule("group", norm_std=True)
-objective, optim = Objective(surrogates.ppo_clip, aggregation="token", constant=1.0), OptimSettings(lr=0.01)
+model, credit = PlainModel(Counter()), CreditRule("group", {"norm_std": True})
+objective, optim = Objective(surrogates.reinforce, aggregation="token", constant=1.0), OptimSettings(lr=0.01)
 learner = PolicyLearner(model, Scorer(model), objective=objective, optim=optim, ranks=Ranks(), budget=10_000)
 for step in range(1, 101):
     batch = pack(list(play(model)))

@@ -25,7 +25,7 @@ from novarl.learn.policy import PolicyLearner
 from novarl.learn.scorer import Scorer
 from novarl.learn.supervised import SupervisedLearner
 from novarl.models.load import Policy, load, save
-from novarl.run.sampler import publish
+from novarl.run.publish import link
 from tests.distributed.fork import run
 from tests.invariance import sharp
 from tests.invariance.gradients import objective
@@ -292,7 +292,7 @@ def sampled(ranks: Ranks) -> tuple[list[str], list[str]]:
     )
     found = []
     for version in range(2):
-        publish(policy, sampler.engine, version)
+        link(policy.model, sampler.engine)(version)
         asked = list(enumerate(sharp.prompts()))
         mine = sampler.train(asked[: 1 + 3 * ranks.rank] if ranks.size > 1 else asked[:4], 0)
         assert {v for one in mine for part in one.sequences for v in part.versions if v >= 0} == {version}

@@ -124,7 +124,7 @@ def test_what_is_wrong_is_one_sentence_before_anything_is_written(
     [
         (["loss.surrogate=mine.py"], "write it as file.py:function_name"),
         (["loss.surrogate=other.py:f"], "other.py: no such file"),
-        (["loss.surrogate=mine.py:f", "clip.low=0.1"], "has no clip range"),
+        (["loss.surrogate=mine.py:f", "clip.low=0.1"], "has no bounds to be given"),
         (["adv.estimator=mine.py:f"], "write it as f(rewards, group) -> advantage"),
         (["adv.estimator=mine.py:late", "adv.norm_std=true"], "norm_std"),
         (["adv.estimator=mine.py:late"], "mine.py:6: raised ZeroDivisionError"),

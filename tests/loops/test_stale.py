@@ -354,7 +354,7 @@ def test_threads_and_correction_follow_from_the_overlap() -> None:
     assert resolve_rl(configured("adv.estimator=vtrace")).correction is None, "it would weigh tokens twice"
     explained = " ".join(finished("explain", "task=sort", "rollout.staleness=1").out.split())
     assert "Overlap: " in explained and "weights that are one step old" in explained
-    assert "Correction: each token's loss is weighed by pi_old / mu, at most 2." in explained
+    assert "Correction: each token's loss is weighted by pi_old / mu, truncated at 2." in explained
     assert "Overlap" not in finished("explain", "task=sort").out
 
 

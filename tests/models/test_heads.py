@@ -143,7 +143,7 @@ def test_folders_without_a_fitting_head_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NovaError, match=r"value_head\.safetensors is missing"):
         load_head(tmp_path, policy.model)
     save_with_head(policy, ScalarHead(7), tmp_path)
-    with pytest.raises(NovaError, match="the model.s size is"):
+    with pytest.raises(NovaError, match=r"the model.s size is"):
         load_head(tmp_path, policy.model)
     (tmp_path / VALUE_HEAD).write_bytes(b"\x00" * 20)
     with pytest.raises(NovaError, match="cannot be read"):

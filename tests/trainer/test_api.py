@@ -262,7 +262,7 @@ def test_a_reward_that_hangs_is_reported_and_the_run_goes_on() -> None:
         let_go.set()
     failed = events(Path("run"), "failed_rollout")
     assert len(failed) == 2
-    assert all("past its limit of 0.3 s" in event["error"] and "file.py" in event["error"] for event in failed)
+    assert all("timed out after 0.3 s" in event["error"] and "file.py" in event["error"] for event in failed)
 
 
 @pytest.mark.parametrize("where", ["loop", "thread"])
@@ -364,9 +364,9 @@ class Positional(Recurrent):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Peeking(), "no causal language model"),
-        (Positional(), r"write forward\(tokens, position_ids\)"),
-        (Recurrent(tokens=100), "the tokenizer has 262 tokens, the model only 100"),
+        (Peeking(), "is not a causal language model"),
+        (Positional(), r"define forward\(tokens, position_ids\)"),
+        (Recurrent(tokens=100), "the tokenizer has 262 tokens, but the model only 100"),
         (nn.Identity(), "no parameters"),
     ],
     ids=["peeks", "one argument", "few tokens", "nothing to train"],
@@ -414,7 +414,7 @@ def test_columns_reach_the_reward() -> None:
         ({"optim": {"lr": -1.0}}, "optim.lr"),
         ({"reward": "sentimnt"}, "did you mean sentiment"),
         ({"reward": 3}, "reward"),
-        ({"prompts": []}, "data: the data holds no rows"),
+        ({"prompts": []}, "data: the dataset is empty"),
         ({"prompts": 7}, "prompts"),
         ({"prompts": [3, 4]}, "data[0]"),
         ({"prompts": [{"prompt": "a"}, {"question": "b"}]}, "data[1]"),

@@ -103,7 +103,7 @@ def reinforce(ranks: Ranks, seed: int = 0, objective: Objective = EVERYTHING) ->
     records = []
     for update in range(UPDATES):
         batch, known = batches[update % 2], scores[update % 2]
-        credit, _, _ = CreditRule("group", norm_std=True)(batch, known, None)
+        credit, _, _ = CreditRule("group", {"norm_std": True})(batch, known, None)
         records.append(learner.update(batch, known, credit))
     return gradient, weights(policy.model), records
 
@@ -162,7 +162,7 @@ def rested(ranks: Ranks) -> Learnt:
     shares = [plan(batch, Ranks(rank, 2), 10_000) for rank in range(2)]
     assert any(all(trajectory >= 4 for micro in share for trajectory in micro) for share in shares)
     known = learner.score(batch)
-    credit, _, _ = CreditRule("group", norm_std=True)(batch, known, None)
+    credit, _, _ = CreditRule("group", {"norm_std": True})(batch, known, None)
     advantage = torch.where(trajectory_of_tokens(batch) < 4, credit.advantage, 0.0)
     record = learner.update(batch, known, replace(credit, advantage=advantage))
     return gradient, weights(policy.model), [record]
@@ -185,7 +185,7 @@ def idle(ranks: Ranks) -> tuple[float, float]:
     learner = PolicyLearner(policy.model, scorer, objective=GRPO, optim=OptimSettings(lr=LR), ranks=ranks, budget=60)
     batch = pack(recorded())
     known = learner.score(batch)
-    credit, _, _ = CreditRule("group", norm_std=True)(batch, known, None)
+    credit, _, _ = CreditRule("group", {"norm_std": True})(batch, known, None)
     learner.update(batch, known, credit)
     before = weights(policy.model)
     learner.update(batch, known, replace(credit, advantage=torch.zeros_like(credit.advantage)))

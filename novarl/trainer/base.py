@@ -39,7 +39,7 @@ class Trainer:
         from novarl import compose
 
         where = f"novarl.{type(self).__name__}"
-        given = {self.names.get(name, name): value for name, value in settings.items() if value is not None}
+        given = {self.names.get(name, name): value for name, value in settings.items()}
         if given.get("resume") is True:
             given["resume"] = "auto"
         self._config = compose.configuration(self.kind, self._keys(given), where)

@@ -53,6 +53,11 @@ class PlainModel(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor, **_: object) -> SimpleNamespace:
         return SimpleNamespace(last_hidden_state=self.logits(input_ids, position_ids))
 
+    def get_output_embeddings(self) -> nn.Module:
+        """NovaError: how its logits are made only the module's `forward` knows."""
+        what = f"{type(self.module).__name__} does not say which of its layers makes the logits, which adapters need"
+        raise NovaError(what, where="model", fix="leave lora out, or give a transformers model")
+
     @torch.no_grad()
     def _probe(self) -> int:
         """The vocabulary size. Raises NovaError if the module cannot be called or is not causal."""

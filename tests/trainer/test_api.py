@@ -166,8 +166,7 @@ SAME: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 def test_the_command_line_writes_the_same_weights_and_metrics(command: str) -> None:
     make, settings = SAME[command]
     write_rows(Path("rows.jsonl"), questions())
-    pairs = [{"prompt": f"What is {i}?", "chosen": f"It is {i}.", "rejected": "No idea."} for i in range(20)]
-    write_rows(Path("pairs.jsonl"), pairs)
+    write_rows(Path("pairs.jsonl"), PAIRS)
     small = SMALL if command == "rl" else {"log": SMALL["log"]}
     settings = {**settings, **small, "eval": {"n": 2}, "optim": {"lr": 1e-3}, "seed": 5}
     words = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()]
@@ -377,7 +376,47 @@ def test_a_module_that_is_no_language_model_is_refused_in_one_sentence(model: nn
     assert not Path("run").exists()
 
 
-# Prompts
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lora": {"rank": 4}}, "leave lora out"),
+        ({"compile": True}, "leave compile out"),
+    ],
+    ids=str,
+)
+def test_what_a_module_of_the_users_own_cannot_do_is_said_before_the_run(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(NovaError, match=said):
+        trained(model=Recurrent(), **settings)
+    assert not Path("run").exists()
+
+
+def test_a_critic_on_a_module_of_the_users_own_is_refused_in_one_sentence() -> None:
+    with pytest.raises(NovaError, match="no hidden states, which critics and value heads need"):
+        trained(model=Recurrent(), algo="ppo")
+
+
+# Rows
+
+PAIRS = [{"prompt": f"What is {i}?", "chosen": f"It is {i}.", "rejected": "No idea."} for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (novarl.SFT, {"data": questions()}),
+        (novarl.SFT, {"data": questions(), "model": Recurrent()}),
+        (novarl.DPO, {"data": PAIRS}),
+        (novarl.DPO, {"data": PAIRS, "model": Recurrent()}),
+        (novarl.RewardModel, {"data": PAIRS}),
+    ],
+    ids=["sft", "sft module", "dpo", "dpo module", "rm"],
+)
+def test_other_trainers_take_rows_and_modules_and_learn(make: Callable[..., Any], given: dict[str, Any]) -> None:
+    log = {"console": False, "tensorboard": False}
+    with make(**given, steps=8, batch_size=8, optim={"lr": 3e-3}, run_dir="run", log=log) as trainer:
+        losses = [record["loss"] for record in trainer]
+        assert losses[-1] < losses[0] and trainer.summary["status"] == "done"
+        assert trainer.evaluate().n == trainer.summary["after"]["n"] > 0
 
 
 def test_prompts_are_dictionaries_strings_data_sets_or_tasks() -> None:
@@ -399,6 +438,11 @@ def test_columns_reach_the_reward() -> None:
 
     trained(prompts=[{**row, "level": 7} for row in ROWS], reward=right)
     assert metrics(Path("run"))[0]["reward_mean"] == 7.0
+
+
+def test_none_is_null_and_not_the_default() -> None:
+    assert trained(save_every=None).log.config["save_every"] is None
+    assert trained(run_dir="other").log.config["save_every"] == 50
 
 
 # Errors

@@ -11,11 +11,11 @@ sum over the turns. With a second parameter, `answer`, it is given the row's ref
         right = messages[-1]["content"].strip() == answer
         return {"reward": float(right), "done": right, "messages": [{"role": "user", "content": "Try again."}]}
 
-The function runs in a process of its own with a time limit per call, like a reward (`rewards.process`); it may be
+The function runs in a process of its own with a time limit per call, like a reward (`rewards.user_process`); it may be
 async. One that raises, hangs or returns anything but messages fails its own episode.
 
-What several episodes ask while the process is busy is handed over together: async tools then wait side by side, and a
-function that always hangs costs a few limits and not one for each episode.
+Calls of several episodes that arrive while the process is busy are handed over together: async tools then run at the
+same time, and a function that always hangs costs a few time limits, not one for each episode.
 """
 
 from __future__ import annotations

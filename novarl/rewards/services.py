@@ -4,7 +4,7 @@
     log_extra(column, values)   a value for each rollout of the batch: they appear in the rollout log
     log_metric(name, value)     a number for the batch: its mean over the step's rollouts appears in the metrics
 
-They cannot be sent to the worker's process. A request names those that are wanted, under `KEY` among the named
+They cannot be sent to the child process. A request names those that are wanted, under `KEY` among the named
 arguments; the reply then holds the function's value and what was logged (`VALUE`, `EXTRA`, `METRICS`).
 """
 

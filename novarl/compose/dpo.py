@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from novarl.compose.offline import RowLearner
 from novarl.compose.pair_rows import Answers
-from novarl.compose.preference import PreferenceTraining, RowLearner
+from novarl.compose.preference import PreferenceTraining
 from novarl.compose.preference_plan import PreferencePlan, resolve_dpo
 from novarl.compose.settings import run_settings
 from novarl.compose.weights import optim_settings

@@ -38,6 +38,7 @@ from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
 from novarl.loops.state import LoopState, Pending
+from novarl.models.forward import head
 from novarl.models.load import save
 from novarl.observe.diagnosis import low_rate
 from novarl.run.fingerprint import fingerprint
@@ -95,6 +96,8 @@ class RLTraining(Training):
         if state is not None:
             check_reference_is_there(config, plan, opened.rundir, state)
         check_adaptable(config, policy)
+        if plan.algorithm.values == "critic":
+            head(policy.model)  # a critic needs hidden states, which a module with logits alone does not give
         self.rows = rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
         longest = longest_sequence(config, rows, policy, max_tokens=plan.max_tokens)
         self.named_reference: nn.Module | None = (

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from novarl.compose.lora import BASE
-from novarl.compose.preference import PreferenceTraining, RowLearner
+from novarl.compose.offline import RowLearner
+from novarl.compose.preference import PreferenceTraining
 from novarl.compose.preference_plan import PreferencePlan, resolve_rm
 from novarl.compose.settings import run_settings
 from novarl.compose.weights import optim_settings

@@ -80,18 +80,25 @@ def longest_sequence(config: RLConfig, rows: Rows[Prompt], policy: Policy, *, ma
     return max((len(prompt.tokens) for prompt in rows.train), default=0) + max_tokens
 
 
-def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *, max_tokens: int) -> Rows[Prompt]:
-    """Training and held-out prompts."""
-    bad: list[BadRow] = []
-    options: dict[str, Any] = {
+def _reading(
+    config: RLConfig | EvalConfig | SFTConfig, policy: Policy, max_length: int, bad: list[BadRow]
+) -> dict[str, Any]:
+    """How rows are read; those that cannot be used are added to `bad`."""
+    return {
         "tokenizer": policy.tokenizer,
-        "max_length": longest_prompt(config, policy, max_tokens=max_tokens),
+        "max_length": max_length,
         "on_long": config.on_long,
         "apply_chat_template": config.apply_chat_template,
         "template_kwargs": policy.template_kwargs,
         "max_bad_rows": config.max_bad_rows,
         "report": bad.append,
     }
+
+
+def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *, max_tokens: int) -> Rows[Prompt]:
+    """Training and held-out prompts."""
+    bad: list[BadRow] = []
+    options = _reading(config, policy, longest_prompt(config, policy, max_tokens=max_tokens), bad)
     keys: dict[str, Any] = {
         "messages_key": config.messages_key,
         "prompt_key": config.prompt_key,
@@ -118,15 +125,7 @@ def rl_rows(config: RLConfig | EvalConfig, task: Task | None, policy: Policy, *,
 def sft_rows(config: SFTConfig, task: Task | None, policy: Policy) -> Rows[TokenSequence]:
     """Training and held-out sequences."""
     bad: list[BadRow] = []
-    options: dict[str, Any] = {
-        "tokenizer": policy.tokenizer,
-        "max_length": min(config.max_length or policy.context, policy.context),
-        "on_long": config.on_long,
-        "apply_chat_template": config.apply_chat_template,
-        "template_kwargs": policy.template_kwargs,
-        "max_bad_rows": config.max_bad_rows,
-        "report": bad.append,
-    }
+    options = _reading(config, policy, min(config.max_length or policy.context, policy.context), bad)
     keys: dict[str, Any] = {
         "messages_key": config.messages_key,
         "prompt_key": config.prompt_key,

@@ -12,7 +12,7 @@ from novarl.core.errors import NovaError
 from novarl.kernels.attention import choose_kernel
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import vocabulary_of
-from novarl.models.load import COMPUTE_DTYPES, Policy, context_of, eos_ids_of, head_size
+from novarl.models.load import COMPUTE_DTYPES, Policy, head_size, pretrained_policy
 from novarl.models.lora import plain_parameters
 from novarl.models.plain import PlainModel
 from novarl.models.transformer import Decoder
@@ -85,22 +85,12 @@ def _pretrained(
     from novarl.models.hugging_face.pretrained import settle_tokenizer, to_learn_from
 
     name = type(model).__name__
-    learnt, obstacle = to_learn_from(model, name, gradient_checkpointing=gradient_checkpointing)
+    ready, obstacle = to_learn_from(model, name, gradient_checkpointing=gradient_checkpointing)
     settle_tokenizer(tokenizer, name)
-    learnt.packed_kernel = choose_kernel(
+    ready.packed_kernel = choose_kernel(
         attn if obstacle is None else "auto", device, compute_dtype, head_size=head_size(model.config)
     )
-    context, because = context_of(model.config, tokenizer, name)
-    return Policy(
-        model=learnt,
-        tokenizer=tokenizer,
-        name=name,
-        eos_ids=eos_ids_of(model.generation_config.eos_token_id, tokenizer, name),
-        context=context,
-        compute_dtype=compute_dtype,
-        padded_because=obstacle,
-        context_because=because,
-    )
+    return pretrained_policy(ready, tokenizer, obstacle, name, compute_dtype)
 
 
 def _checked(policy: Policy) -> Policy:

@@ -187,6 +187,13 @@ def _load_pretrained(
     model, tokenizer, obstacle = load_pretrained(
         name, dtype=stored, device=device, gradient_checkpointing=gradient_checkpointing, trust=trust
     )
+    return pretrained_policy(model, tokenizer, obstacle, name, compute_dtype)
+
+
+def pretrained_policy(
+    model: Any, tokenizer: Any, obstacle: str | None, name: str, compute_dtype: torch.dtype
+) -> Policy:
+    """The policy of a transformers model that is ready to train: loaded, or given as an object."""
     about: Origin = (model.origin if isinstance(model, Decoder) else None) or model
     context, because = context_of(about.config, tokenizer, name)
     return Policy(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from novarl.core.types import Prompt, Rollout
+from novarl.rewards.loaded_file import LoadedFile
 from novarl.rewards.user_file import from_function
 from novarl.rewards.user_process import MOST_HANGS, UserProcess
 from novarl.rewards.verdict import Failure
@@ -90,19 +91,34 @@ def test_a_function_that_always_hangs_is_given_up_after_a_few_limits(called, nam
 
 
 @pytest.mark.parametrize("workers", [2, None])
-def test_a_pool_whose_calls_all_hang_is_given_up_as_soon(write: Any, workers: int | None) -> None:
+def test_a_pool_whose_calls_all_hang_is_given_up_as_soon(
+    write: Any, workers: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Calls that hang at the same time count once, so it costs as many limits as one worker, and not one less."""
+    asked: list[list[int]] = []  # when each call began and ended, by the number of such moments before
+    moments, ask = itertools.count(), LoadedFile.ask
+
+    def noted(self: LoadedFile, *rest: Any) -> list[Any]:
+        asked.append(span := [next(moments)])
+        try:
+            return ask(self, *rest)
+        finally:
+            span.append(next(moments))
+
+    monkeypatch.setattr(LoadedFile, "ask", noted)
     process = UserProcess(write(CODE), time_limit=1.0, workers=workers)
     try:
-        began = time.monotonic()
         results = asyncio.run(process.call(process.function("snore"), [((value,), {}) for value in range(200)]))
-        seconds = time.monotonic() - began
     finally:
         process.close()
     late = [result for result in results if result == LATE]
     assert MOST_HANGS <= len(late) <= 1 + (MOST_HANGS + 1) * 8
     assert all("was skipped" in result.reason for result in results if result != LATE)
-    assert seconds >= MOST_HANGS
+    one_after_another, free = 0, -1
+    for begin, end in sorted(asked, key=lambda span: span[1]):
+        if begin > free:
+            one_after_another, free = one_after_another + 1, end
+    assert one_after_another >= MOST_HANGS
 
 
 def test_calls_that_are_asked_for_one_by_one_are_given_up_too(write: Any) -> None:

@@ -100,11 +100,14 @@ def test_the_block_runs_in_a_script() -> None:
 def test_the_block_runs_where_an_event_loop_runs_already() -> None:
     """As in a notebook's kernel, which runs cells within its loop."""
 
+    names: dict[str, Any] = {"__name__": "__main__"}
+
     async def cell() -> None:
-        exec(compile(SHORT + LEFT, "cell", "exec"), {"__name__": "__main__"})
+        exec(compile(SHORT + LEFT, "cell", "exec"), names)
         await asyncio.sleep(0)
 
     asyncio.run(cell())
+    assert names["summary"]["steps"] == 10 and len(names["rollouts"]) == 4
 
 
 def test_the_block_runs_in_a_thread_twice_in_one_process() -> None:

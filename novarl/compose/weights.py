@@ -71,7 +71,7 @@ def shard_policy(policy: Policy, ranks: Ranks, *, lora: bool, compiled: bool) ->
         "LoRA cannot be combined with it yet": lora,
         "torch.compile cannot be combined with it yet": compiled,
         f"{policy.name} does not run on the built-in modules": not isinstance(policy.model, Decoder),
-        "it shards a model over several processes, and this is the only one": ranks.size == 1,
+        "needs several processes, and this is the only one": ranks.size == 1,
     }
     if what := next((what for what, holds in obstacles.items() if holds), None):
         fix = "start with torchrun --nproc_per_node=N" if ranks.size == 1 else "leave it out"

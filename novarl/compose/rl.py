@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from novarl.compose.chat import date_facts, date_notes
 from novarl.compose.govern import build_front
@@ -29,7 +29,7 @@ from novarl.core.types import Batch, Prompt, Record, Rollout, Sampling, Scored, 
 from novarl.data.dataset import load_sft
 from novarl.data.pack import pack_sequences
 from novarl.data.render import render_prompt
-from novarl.data.rollout_log import write_rollouts
+from novarl.data.rollout_log import SPARSE, RolloutLog
 from novarl.learn.agreement import TOLERANCES, Agreement
 from novarl.learn.scorer import Scorer
 from novarl.learn.supervised import SupervisedLearner
@@ -231,13 +231,21 @@ class RLTraining(Training):
             resumed = self.state is not None and self.state["phase"] == "rl"
             folder = session.rundir.path / "reference"
             reference = open_reference(self.parts, self.named_reference, folder, resumed=resumed)
+        settings = self.config.log
+        log = RolloutLog(
+            session.rundir.path / "rollouts",
+            every=settings.rollouts_every,
+            limit=None if settings.rollouts_gb is None else settings.rollouts_gb * 1e9,
+            tokenizer=self.policy.tokenizer,
+        )
         return online_stages(
             self.parts,
             prompts=self.rows.train,
             play=Play(self.sampler, self.rewards),
             reference=reference,
             check=partial(self._check_agreement, session),
-            keep=partial(self._keep, session),
+            keep=partial(self._keep, session, log),
+            keep_measured=partial(self._keep_measured, session, log),
             bus=session.bus,
         )
 
@@ -320,21 +328,30 @@ class RLTraining(Training):
         session.bus.event("agreement", **found)
         return found
 
-    def _keep(self, session: Session, step: int, scored: Sequence[Scored], pending: Pending) -> None:
+    def _keep(self, session: Session, log: RolloutLog, step: int, scored: Sequence[Scored], pending: Pending) -> None:
         """Write the rollout log and report samples."""
-        if self.machine.ranks.rank != 0:
+        ranks, every = self.machine.ranks, self.config.log.samples_every
+        if ranks.from_first(ranks.rank == 0 and log.wants(step)):
+            pending.measured = {}
+        if ranks.rank != 0:
             return
-        log, bus = self.config.log, session.bus
-        if log.rollouts_every and (step % log.rollouts_every == 0 or step == 1):
-            folder = session.rundir.path / "rollouts"
-            write_rollouts(folder, step, scored, pending.batch, pending.scores, pending.credit)
-        if log.samples_every and (step % log.samples_every == 0 or step == 1):
+        bus, was_full = session.bus, log.full
+        if pending.measured is not None:
+            log.write(step, scored, pending.batch, pending.scores, pending.credit)
+            if log.full and not was_full:
+                size = f"{self.config.log.rollouts_gb:g} GB (log.rollouts_gb)"
+                bus.event("alert", message=f"rollouts/ exceeds {size}: from now on, one in {SPARSE} steps is logged.")
+        if every and (step % every == 0 or step == 1):
             shown = next((item for item in scored if item.reward is not None), None)
             if shown is not None:
                 asked = shown.rollout.prompt
                 expected = {} if asked.answer is None else {"answer": str(asked.answer)}
                 prompt, text = str(asked.messages[-1]["content"]), shown.rollout.text
                 bus.event("sample", step=step, prompt=prompt, text=text, reward=shown.reward, **expected)
+
+    def _keep_measured(self, session: Session, log: RolloutLog, step: int, measured: Mapping[str, Tensor]) -> None:
+        if session.ranks.rank == 0:
+            log.add(step, measured)
 
     def show(self, session: Session, found: Evaluation | None) -> None:
         if found is not None and session.ranks.rank == 0:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+
+from torch import Tensor
 
 from novarl.algos import off_policy, surrogates
 from novarl.algos.axes import CORRECTIONS, estimator, keywords, surrogate
@@ -36,6 +38,7 @@ def online_stages(
     reference: Scorer | None,
     check: Callable[[Batch, Sequence[Rollout]], Record],
     keep: Callable[[int, Sequence[Scored], Pending], None],
+    keep_measured: Callable[[int, Mapping[str, Tensor]], None],
     bus: Bus,
 ) -> Stages:
     """The stages of the online loop."""
@@ -66,6 +69,7 @@ def online_stages(
         publish=link(parts.policy.model, parts.sampler.engine),
         check=check,
         keep=keep,
+        keep_measured=keep_measured,
         admission=Admission(
             varied=row.dynamic_sampling,
             max_refills=config.dynamic_sampling.max_refills,

@@ -267,8 +267,10 @@ class Log(Node):
 class RolloutLog(Log):
     """What an RL run reports in addition to metrics.jsonl and events.jsonl."""
 
-    rollouts_every: Count | None = 10
+    rollouts_every: Count | None = 1
     """Write all answers with their rewards and tokens to rollouts/ every N steps. null: never."""
+    rollouts_gb: Above0 | None = 2.0
+    """Once rollouts/ holds more than this, write only one in ten of these steps. null: no limit."""
     samples_every: Count | None = 10
     """Print one answer every N steps. null: never."""
 

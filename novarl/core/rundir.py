@@ -27,6 +27,9 @@ from novarl.core.documents import read_object
 from novarl.core.errors import NovaError
 from novarl.core.version import PACKAGE, VERSION
 
+FORMAT = 1
+"""The version of the run directory's format (docs/run_directory.md)."""
+
 LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts")
 """Logs that grow during the run and are truncated to the checkpoint on resume."""
 

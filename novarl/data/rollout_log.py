@@ -1,42 +1,131 @@
-"""The rollout log: everything needed to read and replay a step.
+"""The rollout log: everything needed to read and replay a step (format: docs/run_directory.md).
 
-rollouts/step-000010.jsonl         one line per rollout: prompt, text, rewards, status, failure reason; `extra` if a
-                                   reward function logged columns
-rollouts/step-000010.safetensors   the packed batch: tokens, masks, log-probabilities, advantages; its metadata entry
-                                   `reward_names` lists the columns of `rewards` as JSON
+rollouts/step-000010.jsonl                one line per rollout: prompt, text, rewards, status, failure reason;
+                                          `extra` if a reward function logged columns
+rollouts/step-000010.safetensors          the packed batch: tokens, masks, log-probabilities, advantages. Metadata, as
+                                          JSON: `reward_names` (the columns of `rewards`), `vocabulary` (id -> text, or
+                                          a list of bytes for a part of a character)
+rollouts/step-000010.update.safetensors   per token, at its first update: `logp`, `entropy`, `loss`
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from novarl.core.types import Batch, Credit, Scored, Scores
+from novarl.core.types import Batch, Credit, Scored, Scores, Tokenizer
+
+SPARSE = 10
+"""Above the size limit, one in this many of the steps that `every` selects is logged."""
 
 
-def write_rollouts(
-    folder: Path, step: int, scored: Sequence[Scored], batch: Batch, scores: Scores, credit: Credit
-) -> None:
-    """Write both files of `step` to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"step-{step:06d}"
-    lines = [json.dumps(_line(item), ensure_ascii=False, default=str) + "\n" for item in scored]
-    stem.with_suffix(".jsonl").write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
-    columns: dict[str, Tensor] = {}
-    for part in (batch, scores, credit):
-        columns |= {
-            field.name: value for field in fields(part) if isinstance(value := getattr(part, field.name), Tensor)
+@dataclass(slots=True)
+class RolloutLog:
+    """Writes the rollouts of step 1 and of every `every`-th step to `folder`; None: of none.
+
+    Once the folder holds more than `limit` bytes (None: no limit), only one in `SPARSE` of these steps is written.
+    """
+
+    folder: Path
+    every: int | None
+    limit: float | None
+    tokenizer: Tokenizer
+    _vocabulary: dict[int, str | list[int]] = field(default_factory=dict)
+    _size: int | None = None
+
+    def wants(self, step: int) -> bool:
+        """Whether `step` is logged."""
+        if self.every is None:
+            return False
+        return step == 1 or step % (self.every * (SPARSE if self.full else 1)) == 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the folder holds more than `limit` bytes."""
+        return self.limit is not None and self.size > self.limit
+
+    @property
+    def size(self) -> int:
+        """The bytes in the folder."""
+        if self._size is None:  # a resumed run finds the files of the steps before
+            self._size = sum(file.stat().st_size for file in self.folder.glob("step-*") if file.suffix != ".part")
+        return self._size
+
+    def write(self, step: int, scored: Sequence[Scored], batch: Batch, scores: Scores, credit: Credit) -> None:
+        """Write the text and the batch of a step."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        stem = self.folder / f"step-{step:06d}"
+        lines = [json.dumps(_line(item), ensure_ascii=False, default=str) + "\n" for item in scored]
+        columns = {
+            field.name: value
+            for part in (batch, scores, credit)
+            for field in fields(part)
+            if isinstance(value := getattr(part, field.name), Tensor)
         }
-    save_file(
-        {name: column.contiguous() for name, column in columns.items()},
-        stem.with_suffix(".safetensors"),
-        metadata={"reward_names": json.dumps(batch.reward_names)},
-    )
+        vocabulary = json.dumps(self._pieces(batch.tokens), ensure_ascii=False)
+        self._save(columns, f"{stem}.safetensors", reward_names=json.dumps(batch.reward_names), vocabulary=vocabulary)
+        # The text last: a reader that finds it finds the batch too.
+        name = f"{stem}.jsonl"
+        Path(f"{name}.part").write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
+        self._place(name)
+
+    def add(self, step: int, measured: Mapping[str, Tensor]) -> None:
+        """Write what the step's updates measured."""
+        self._save(measured, str(self.folder / f"step-{step:06d}.update.safetensors"))
+
+    def _save(self, columns: Mapping[str, Tensor], name: str, **metadata: str) -> None:
+        narrow = {
+            key: column.to(torch.int32) if column.dtype == torch.int64 else column for key, column in columns.items()
+        }
+        save_file({key: column.contiguous() for key, column in narrow.items()}, f"{name}.part", metadata=metadata)
+        self._place(name)
+
+    def _place(self, name: str) -> None:
+        """Rename a complete file to its name, so that readers never see half of one."""
+        size = self.size + os.path.getsize(f"{name}.part")
+        os.replace(f"{name}.part", name)
+        self._size = size
+
+    def _pieces(self, tokens: Tensor) -> dict[int, str | list[int]]:
+        """The text of every token that occurs in a batch."""
+        found = tokens.unique().tolist()
+        self._vocabulary |= {token: piece(self.tokenizer, token) for token in found if token not in self._vocabulary}
+        return {token: self._vocabulary[token] for token in found}
+
+
+def piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
+    """The text of one token, with the space that it begins with, or its bytes if they are part of a character."""
+    names = getattr(tokenizer, "convert_ids_to_tokens", None)
+    name = names([token])[0] if names is not None else None
+    if name is not None and (byte := re.fullmatch("<0x([0-9A-F]{2})>", name)):
+        return [int(byte[1], 16)]
+    if name is not None and name.startswith("\u2581"):  # the space of SentencePiece, which decoding would strip
+        return name.replace("\u2581", " ")
+    text = tokenizer.decode([token])
+    if "\ufffd" not in text:
+        return text
+    if name is None:
+        return [token] if token < 256 else text
+    bytes_ = [_BYTES.get(character) for character in name]
+    return text if None in bytes_ else [byte for byte in bytes_ if byte is not None]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level BPE vocabularies (GPT-2 and later) write for bytes."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
 
 
 def _line(item: Scored) -> Mapping[str, object]:

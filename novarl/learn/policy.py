@@ -73,8 +73,15 @@ class PolicyLearner:
         reference = self.reference.logprobs(batch, self.ranks, self.budget) if self.reference is not None else None
         return Scores(old_logp=old, ref_logp=reference)
 
-    def update(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
-        """One optimiser update on the whole minibatch; the Record is the same on every rank."""
+    def update(
+        self, batch: Batch, scores: Scores, credit: Credit, *, measured: dict[str, Tensor] | None = None
+    ) -> Record:
+        """One optimiser update on the whole minibatch; the Record is the same on every rank.
+
+        `measured` receives what the update computed for each token before the weights changed, [N], 0 outside the mask,
+        for the rollout log: `logp` (log-probability), `entropy`, and `loss` (the token's term of the loss; the terms of
+        all tokens sum to `total_loss` without a value loss).
+        """
         weight = aggregate.weights(
             batch.mask,
             trajectory_of_tokens(batch),
@@ -84,13 +91,20 @@ class PolicyLearner:
             dtype=batch.reward.dtype,
         )
         before = torch.zeros_like(batch.behavior_logp)
+        columns = {"logp": before}
+        if measured is not None:
+            columns |= {name: torch.zeros_like(before) for name in ("entropy", "loss")}
 
         def backward(part: Batch, index: Tensor, ledger: Ledger) -> None:
-            logp = self._backward(part, index, weight=weight, scores=scores, credit=credit, ledger=ledger)
-            before[index] = logp.to(before)
+            found = self._backward(part, index, weight=weight, scores=scores, credit=credit, ledger=ledger)
+            for name, column in columns.items():
+                column[index] = found[name].to(column)
 
         ledger = self.accumulator.gradient(batch, backward, apart=self._without_gradient(batch, credit.advantage))
-        self.ranks.sum_(before)
+        for column in columns.values():
+            self.ranks.sum_(column)
+        if measured is not None:
+            measured |= columns
         old = before if scores.old_logp is None else scores.old_logp
         record = self._step(batch, old)
         if scores.old_logp is not None or self.objective.correction is not None:
@@ -114,8 +128,8 @@ class PolicyLearner:
 
     def _backward(
         self, part: Batch, index: Tensor, *, weight: Tensor, scores: Scores, credit: Credit, ledger: Ledger
-    ) -> Tensor:
-        """Add one micro-batch's gradient; returns its log-probabilities before the update."""
+    ) -> dict[str, Tensor]:
+        """Add one micro-batch's gradient; returns `logp`, `entropy` and `loss` of its tokens before the update."""
         device = self.scorer.device
 
         def local(column: Tensor | None) -> Tensor | None:
@@ -130,7 +144,8 @@ class PolicyLearner:
             logp, entropy, _ = self.scorer.read(part, hidden)
             here = Scores(old_logp=local(scores.old_logp), ref_logp=local(scores.ref_logp))
             losses, stats = self.objective.losses(part, logp, entropy, scores=here, advantage=advantage)
-            sums = {name: (loss * weight).sum() for name, loss in losses.items()}
+            terms = {name: loss * weight for name, loss in losses.items()}
+            sums = {name: term.sum() for name, term in terms.items()}
             total = torch.stack([self.objective.coefficient(name) * value for name, value in sums.items()]).sum()
             if self.value is not None:
                 total = total + self._value(part, hidden, local(scores.values), local(credit.returns), weight, ledger)
@@ -139,7 +154,8 @@ class PolicyLearner:
         self._report(part, ledger, logp=logp.detach(), entropy=entropy.detach(), sums=sums, stats=stats, scores=here)
         ledger.sum("total_loss", total)
         ledger.sum("policy_objective", (stats["ratio"] * advantage * weight).sum())
-        return logp.detach()
+        loss = torch.stack([self.objective.coefficient(name) * term.detach() for name, term in terms.items()]).sum(0)
+        return {"logp": logp.detach(), "entropy": entropy.detach(), "loss": loss}
 
     def _value(
         self, part: Batch, hidden: Tensor, old: Tensor | None, returns: Tensor | None, weight: Tensor, ledger: Ledger

@@ -7,10 +7,12 @@ and has no hidden state between yields: evaluation, checkpoints and early stoppi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from novarl.algos import off_policy
 from novarl.control.governor import Governor
@@ -39,9 +41,10 @@ class Stages:
 
     `sample(asked, step)` returns all rollouts of the (group, prompt) pairs; `score(rollouts)` adds rewards;
     `publish(version)` sends the learner's weights to the engine; `check(batch, rollouts)` runs once, before the first
-    update; `keep(step, scored, pending)` writes the rollout log. `supplier` provides what credit needs besides rewards,
-    and is trained too; for the first `frozen_steps` steps only it is. With `mask_truncated`, truncated answers are not
-    trained on.
+    update; `keep(step, scored, pending)` writes the rollout log before the first update, and sets `pending.measured` if
+    the step is logged; `keep_measured(step, measured)` adds what the updates measured. `supplier` provides what credit
+    needs besides rewards, and is trained too; for the first `frozen_steps` steps only it is. With `mask_truncated`,
+    truncated answers are not trained on.
     """
 
     prompts: Sequence[Prompt]
@@ -63,6 +66,7 @@ class Stages:
     seed: int
     frozen_steps: int = 0
     mask_truncated: bool = False
+    keep_measured: Callable[[int, Mapping[str, Tensor]], None] | None = None
 
 
 def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
@@ -91,6 +95,8 @@ def update(state: LoopState, pending: Pending, stages: Stages) -> Record:
     fitting.report(record, state.step + 1, stages.bus)
     state.update += 1
     if pending.used_up or record.get(STOP):
+        if pending.measured and stages.keep_measured is not None:
+            stages.keep_measured(state.step + 1, pending.measured)
         state.pending = None
         state.step += 1
         stages.learner.end_step()
@@ -104,7 +110,12 @@ def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
     record: Record = {}
     if state.step >= stages.frozen_steps:
         stages.governor.rule(stages.learner)
-        record = stages.learner.update(part, scores, credit)
+        if pending.measured is None:
+            record = stages.learner.update(part, scores, credit)
+        else:
+            measured: dict[str, Tensor] = {}
+            record = stages.learner.update(part, scores, credit, measured=measured)
+            pending.note(measured)
         record["staleness"] = off_policy.staleness(part.version, state.update, part.mask).item()
     if stages.supplier is not None:
         record = fitting.joined(record, stages.supplier.learn(part, scores, credit))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.data.pack import select
@@ -24,6 +25,9 @@ class Pending:
     minibatches: list[list[int]]
     record: Record
     used: int = 0
+    measured: dict[str, Tensor] | None = None
+    """Per-token columns [N] of the first update on each token, for the rollout log; NaN before. None: not logged."""
+    _index: Tensor | None = None
 
     @property
     def used_up(self) -> bool:
@@ -33,9 +37,11 @@ class Pending:
         """The next minibatch with its scores and credit."""
         trajectories = self.minibatches[self.used]
         self.used += 1
+        self._index = None
         if len(trajectories) == self.batch.reward.numel():
             return self.batch, self.scores, self.credit
-        part, index = select(self.batch, trajectories)
+        part, self._index = select(self.batch, trajectories)
+        index = self._index
 
         def cut(whole: Scores | Credit) -> dict[str, Any]:
             at = {"bootstrap": torch.tensor(trajectories)}  # the only per-trajectory column
@@ -46,6 +52,14 @@ class Pending:
 
         return part, Scores(**cut(self.scores)), Credit(**cut(self.credit))
 
+    def note(self, measured: Mapping[str, Tensor]) -> None:
+        """Keep the columns of the minibatch that `next` returned last, where there are none yet."""
+        assert self.measured is not None
+        for name, column in measured.items():
+            whole = self.measured.setdefault(name, torch.full_like(self.batch.behavior_logp, torch.nan))
+            index = slice(None) if self._index is None else self._index
+            whole[index] = torch.where(whole[index].isnan(), column.to(whole), whole[index])
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "batch": {name: column for name, column in _columns(self.batch).items() if column is not None},
@@ -54,6 +68,7 @@ class Pending:
             "minibatches": self.minibatches,
             "record": self.record,
             "used": self.used,
+            "measured": self.measured,
         }
 
     @classmethod
@@ -66,6 +81,7 @@ class Pending:
             minibatches=[list(part) for part in state["minibatches"]],
             record=dict(state["record"]),
             used=int(state["used"]),
+            measured=state.get("measured"),
         )
 
 

@@ -22,7 +22,7 @@ from novarl.core import collector
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoints
 from novarl.core.errors import visible
-from novarl.core.rundir import RunDir, environment
+from novarl.core.rundir import FORMAT, RunDir, environment
 from novarl.core.types import Record, Update
 from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
@@ -92,7 +92,9 @@ class Session:
                 self.rundir.note(saved=True, files=opened.files)
             else:
                 self.rundir.clear_logs()
-                self.rundir.write_json("manifest.json", {**environment(), **manifest, "files": opened.files})
+                self.rundir.write_json(
+                    "manifest.json", {"format": FORMAT, **environment(), **manifest, "files": opened.files}
+                )
             self.rundir.write_text("config.yaml", config_text)
         self.ranks.wait()
 

@@ -35,7 +35,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "NovaRL needs Python 3.11 or newer, and $(PYTHON) is older: try make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	# A path entry instead of an import hook: otherwise Python, started beside the clone, takes the clone's folder itself
+	# for a package named novarl.
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --config-settings editable_mode=compat --editable '.[dev]'
 	@touch $@
 
 setup: $(STAMP) ## make the virtualenv and install (again only when pyproject.toml or constraints.txt change)

@@ -5,6 +5,7 @@
     trainer.run()
 
 `RL`, `SFT`, `DPO` and `RewardModel` train; `load_run` reads what a run has written; `algorithms` lists what there is.
+`NovaError` is every error that a user can fix.
 Importing novarl loads neither torch nor transformers.
 """
 
@@ -17,13 +18,14 @@ from novarl.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from novarl.algos.named import algorithms as algorithms
+    from novarl.core.errors import NovaError as NovaError
     from novarl.observe.run import LoadedRun as LoadedRun, load_run as load_run
     from novarl.trainer.dpo import DPO as DPO
     from novarl.trainer.ppo import RL as RL
     from novarl.trainer.rm import RewardModel as RewardModel
     from novarl.trainer.sft import SFT as SFT
 
-__all__ = ["DPO", "RL", "SFT", "RewardModel", "__version__", "algorithms", "load_run"]
+__all__ = ["DPO", "RL", "SFT", "NovaError", "RewardModel", "__version__", "algorithms", "load_run"]
 
 
 PLACES = {
@@ -31,6 +33,7 @@ PLACES = {
     "SFT": "novarl.trainer.sft",
     "DPO": "novarl.trainer.dpo",
     "RewardModel": "novarl.trainer.rm",
+    "NovaError": "novarl.core.errors",
     "load_run": "novarl.observe.run",
     "algorithms": "novarl.algos.named",
 }

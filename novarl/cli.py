@@ -17,10 +17,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import novarl
 from novarl.core import collector
 from novarl.core.errors import NovaError, visible
 from novarl.core.processor import settle_products, settle_threads
+from novarl.core.version import VERSION
 
 if TYPE_CHECKING:
     from novarl.config.base import Config
@@ -92,9 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (fault := environment_fault(error)) is not None:
             _tell(str(fault))
             return fault.code
-        error.add_note(
-            f"This is a bug in NovaRL {novarl.__version__}, not in your input. Please report it with the lines above."
-        )
+        error.add_note(f"This is a bug in NovaRL {VERSION}, not in your input. Please report it with the lines above.")
         raise
 
 
@@ -142,7 +140,7 @@ def _without_command(command: str, words: list[str]) -> int:
         epilog=f"{GRAMMAR}\n{_examples('')}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"novarl {novarl.__version__}")
+    parser.add_argument("--version", action="version", version=f"novarl {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, meaning in COMMANDS.items():
         commands.add_parser(name, help=meaning, add_help=False)

@@ -33,6 +33,7 @@ def run_settings(config: RunConfig, *, threads: int | None, steps: int | None = 
         values=to_dict(config),
         text=to_yaml(config),
         named_by_user=partial(is_open, tree=type(config)),
+        from_python=config.has_objects,
     )
 
 

@@ -64,6 +64,11 @@ class Config(Node):
         object."""
         return self._objects.get(key)
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether there are objects behind any keys."""
+        return bool(self._objects)
+
     def with_objects(self, objects: Mapping[str, Any]) -> Self:
         """The same configuration with Python objects behind some of its keys."""
         other = self.model_copy()

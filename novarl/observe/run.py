@@ -116,13 +116,16 @@ class LoadedRun:
         """The steps whose rollouts were logged."""
         return sorted(int(file.stem.removeprefix("step-")) for file in (self.path / "rollouts").glob("step-*.jsonl"))
 
-    def rollouts(self, step: int) -> Rollouts:
-        """The answers of a step. NovaError if the step was not logged."""
+    def rollouts(self, step: int | None = None) -> Rollouts:
+        """The answers of a step; None: of the last logged one. NovaError if the step was not logged."""
+        logged = self.steps()
+        if step is None and logged:
+            step = logged[-1]
+        if step not in logged:
+            kept = ", ".join(map(str, logged)) or "none"
+            what = "no rollouts were logged" if step is None else f"the rollouts of step {step} were not logged"
+            raise NovaError(what, where=str(self.path), fix=f"logged steps: {kept}; see log.rollouts_every")
         stem = self.path / "rollouts" / f"step-{step:06d}"
-        if step not in self.steps():
-            kept = ", ".join(map(str, self.steps())) or "none"
-            fix = f"logged steps: {kept}; see log.rollouts_every"
-            raise NovaError(f"the rollouts of step {step} were not logged", where=str(self.path), fix=fix)
         return Rollouts(read_rollouts(stem))
 
 

@@ -31,6 +31,8 @@ IDLE = "Training ended, but the model learned little or nothing. See the warning
 ODD = "Training ended and the held-out score improved. See the warnings below."
 ROWS = ("read", "used", "truncated", "refused", "held_out")
 """The order in which row counts are printed."""
+COMMAND = " " * 6
+"""How a line with a command begins."""
 BAR_CELLS = 24
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -38,11 +40,12 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 def render_summary(summary: Mapping[str, Any]) -> str:
     """summary.json as a page of text, at most 80 columns wide except for long paths and commands.
 
-    Reads `status` ("done", "stopped", "unsaved"), `before` and `after` (`score`, `interval`, `n`, `failed`, `pass@k`),
-    `seconds`, `steps`, `rows`, `warmup` (`steps`, and the first and last `loss` and `accuracy`), `rollouts` (`sampled`,
-    `failed`, and `flat` for the last step), `first_failure`, `findings` (`sign`, `said`, `cure`: `observe.diagnosis`)
-    and `paths` (name: path). Missing entries are skipped. The suggested commands also read `command`, `task`, `data`,
-    `base`, `lr`, `usual_lr`, `max_tokens`, `usual_max_tokens` and `other_algo`.
+    Reads `status` ("done", "stopped", "unsaved"), `before` and `after` (`score`, `interval`, `n`, `failed`,
+    `pass@k`), `seconds`, `steps`, `rows`, `warmup` (`steps`, and the first and last `loss` and `accuracy`),
+    `rollouts` (`sampled`, `failed`, and `flat` for the last step), `first_failure`, `findings` (`sign`, `said`,
+    `cure`: `observe.diagnosis`) and `paths` (name: path), `from_python` (the run has Python objects). Missing
+    entries are skipped. The suggested commands also read `command`, `task`, `data`, `base`, `lr`, `usual_lr`,
+    `max_tokens`, `usual_max_tokens` and `other_algo`.
     """
     what = "Evaluation" if summary.get("command") == "eval" else "Training"
     lines = [ENDS.get(summary.get("status", "done")) or _verdict(summary) or f"{what} completed successfully!", ""]
@@ -75,7 +78,7 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     if advice := next_steps(summary):
         lines += ["", "What to try next:"]
         for command, why in advice:
-            lines += [*wrapped(f"  {why[:1].upper()}{why[1:]}:"), f"      {command}"]
+            lines += [*wrapped(f"  {why[:1].upper()}{why[1:]}:"), f"{COMMAND}{command}"]
     return "\n".join(lines) + "\n"
 
 
@@ -106,12 +109,7 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     signs = {finding["sign"] for finding in summary.get("findings") or ()}
     advice = []
     if summary.get("status") in ENDS:
-        advice.append(
-            (
-                f"novarl {command} {run}/config.yaml run_dir={run} resume=auto",
-                "resume where it stopped",
-            )
-        )
+        advice.append((_again(summary, resume="auto"), "resume where it stopped"))
     if (summary.get("rows") or {}).get("refused"):
         advice.append((f"grep bad_row {run}/events.jsonl", "list the rejected rows with file, line, field and reason"))
     rollouts = summary.get("rollouts") or {}
@@ -122,25 +120,19 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "always_cut" in signs and (longest := summary.get("max_tokens")):
         usual = summary.get("usual_max_tokens", 0)
         more, why = (usual, "the default") if usual > longest else (2 * longest, "twice as long")
-        again = f"novarl {command} {run}/config.yaml run_dir=null rollout.max_tokens={more}"
-        advice.append((again, f"allow longer answers ({why})"))
-    if other_steps := _other_steps(summary, signs, f"novarl {command} {run}/config.yaml run_dir=null"):
+        advice.append((_again(summary, **{"rollout.max_tokens": more}), f"allow longer answers ({why})"))
+    if other_steps := _other_steps(summary, signs):
         advice.append(other_steps)
     if rollouts.get("flat"):
         flat = "Every group in the last step had identical rewards."
         if "rollouts" in paths:
             advice.append((f"tail {paths['rollouts']}/*.jsonl", f"{flat} Inspect the latest saved rollouts"))
         else:
-            again = f"novarl {command} {run}/config.yaml run_dir=null log.rollouts_every=1"
-            advice.append((again, f"{flat} Save the rollouts and inspect them"))
+            advice.append((_again(summary, **{"log.rollouts_every": 1}), f"{flat} Save the rollouts and inspect them"))
     elif _within_noise(summary.get("before"), summary.get("after")) and not signs:
         longer = 2 * summary["steps"] if "steps" in summary else "…"
-        advice.append(
-            (
-                f"novarl {command} {run}/config.yaml run_dir={run} resume=auto steps={longer}",
-                "train longer, since the intervals overlap and the change may be noise",
-            )
-        )
+        why = "train longer, since the intervals overlap and the change may be noise"
+        advice.append((_again(summary, resume="auto", steps=longer), why))
     if command == "rm":
         if summary.get("loss") in ("bt", "bce"):
             advice.append((f"novarl rl {subject}{base} reward=model:{run}", "use it as the reward of an RL run"))
@@ -151,11 +143,10 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         advice.append((f"novarl rl {subject}{rewarded} model={model}", "continue with reinforcement learning"))
     elif command == "rl":
         other = summary.get("other_algo")
-        again = f"novarl rl {run}/config.yaml run_dir=null"
         if other is None:
-            advice.append((f"{again} seed=1", "compare with another seed"))
+            advice.append((_again(summary, seed=1), "compare with another seed"))
         else:
-            advice.append((f"{again} algo={other} seed=1", "compare with another algorithm and another seed"))
+            advice.append((_again(summary, algo=other, seed=1), "compare with another algorithm and another seed"))
     elif command == "eval" and "samples" in paths:
         advice.append((f"less {paths['samples']}", "read the first answers next to the expected ones"))
     if "tensorboard" in paths:
@@ -163,22 +154,37 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return advice
 
 
-def _other_steps(summary: Mapping[str, Any], signs: set[str], again: str) -> tuple[str, str] | None:
+TRAINERS = {"rl": "RL", "sft": "SFT", "dpo": "DPO", "rm": "RewardModel"}
+
+
+def _again(summary: Mapping[str, Any], **changes: Any) -> str:
+    """The command, or the Python call, that repeats the run with `changes`, or resumes it with `resume`."""
+    command, run = summary.get("command", "rl"), _paths(summary).get("run_dir", "runs/latest")
+    here = "resume" in changes
+    if not summary.get("from_python"):
+        words = [f"run_dir={run if here else 'null'}", *(f"{name}={value}" for name, value in changes.items())]
+        return " ".join([f"novarl {command} {run}/config.yaml", *words])
+    given = {**({"run_dir": run} if here else {}), **changes}
+    arguments = [f"**{{{name!r}: {value!r}}}" if "." in name else f"{name}={value!r}" for name, value in given.items()]
+    return f"novarl.{TRAINERS[command]}(…, {', '.join(arguments)}).run()"
+
+
+def _other_steps(summary: Mapping[str, Any], signs: set[str]) -> tuple[str, str] | None:
     """(command, purpose) if the updates were too large or too small, or the entropy bonus too strong."""
     fell = _fell(summary.get("before"), summary.get("after"))
     if "unsure" in signs and summary.get("entropy_coef"):
-        return f"{again} entropy.coef=0", "turn off the entropy bonus, which outweighs the reward"
+        return _again(summary, **{"entropy.coef": 0}), "turn off the entropy bonus, which outweighs the reward"
     if "low_lr" in signs:
         return (
-            f"{again} optim.lr={summary['usual_lr']:g}",
+            _again(summary, **{"optim.lr": float(summary["usual_lr"])}),
             f"use the default learning rate (this run: {summary['lr']:g})",
         )
     if not (lr := summary.get("lr")) or not (fell or signs & {"far", "certain"}):
         return None
     why, usual = "the score fell. Lower the" if fell else "lower the", summary.get("usual_lr", lr)
     if lr > 3 * usual:
-        return f"{again} optim.lr={usual:g}", f"{why} learning rate to the default (this run: {lr:g})"
-    return f"{again} optim.lr={lr / 3:.1g}", f"{why} learning rate to about a third"
+        return _again(summary, **{"optim.lr": usual}), f"{why} learning rate to the default (this run: {lr:g})"
+    return _again(summary, **{"optim.lr": float(f"{lr / 3:.1g}")}), f"{why} learning rate to about a third"
 
 
 def _paths(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -187,6 +193,8 @@ def _paths(summary: Mapping[str, Any]) -> dict[str, str]:
 
 def _scores(measured: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     shown = {name: score for name, score in measured.items() if score}
+    if any(not math.isfinite(score["score"]) for score in shown.values()):
+        return ["  Held-out score: unknown (no answer could be scored)", ""]
     if not shown:
         return []
     width = max(7, *(len(f"{score['score']:.3f}") for score in shown.values()))

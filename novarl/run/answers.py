@@ -71,4 +71,8 @@ def messages_of(prompt: Asked) -> tuple[Message, ...]:
     """A prompt as messages; a string becomes one user message."""
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
-    return tuple(dict(message) for message in prompt)
+    messages = [message for message in prompt if isinstance(message, Mapping)] if isinstance(prompt, Sequence) else None
+    if messages is None or len(messages) < len(prompt):
+        what = f"a prompt is a string or a list of messages, got {prompt!r:.60}"
+        raise NovaError(what, where="generate", fix="for example generate(['2 + 2 ='])")
+    return tuple(dict(message) for message in messages)

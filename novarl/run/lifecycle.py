@@ -224,6 +224,9 @@ class Run:
             self._begin(training, session)
             for phase in training.phases(session):
                 session.enter(phase.name, phase.snapshot, prefix=phase.prefix, steps=phase.steps, done=phase.state.step)
+                if phase.last and phase.state.step > phase.steps:
+                    done = f"This run has already trained for {phase.state.step} steps"
+                    session.bus.event("alert", message=f"{done}; with steps={phase.steps} there is nothing to train.")
                 judge = training.evaluate if phase.last else None
                 if judge is not None and "before" not in session.facts:
                     session.note("before", judge())
@@ -242,10 +245,14 @@ class Run:
                 raise
             session.save(phase.state)
             session.stop_at(phase.state)
-            self.summary = finish(session, {"status": status, **training.entries(session)})
+            self.summary = self._finish(training, session, status)
             raise
-        self.summary = finish(session, {"status": status, **training.entries(session)})
+        self.summary = self._finish(training, session, status)
         session.rundir.release()
+
+    def _finish(self, training: Training, session: Session, status: str) -> dict[str, Any]:
+        entries = {"status": status, **training.entries(session)}
+        return finish(session, {**entries, "from_python": True} if self.settings.from_python else entries)
 
     def _begin(self, training: Training, session: Session) -> None:
         """Create the directory, the manifest and the sinks."""

@@ -11,7 +11,7 @@ from typing import Any
 class RunSettings:
     """`values` is the whole configuration as a mapping, `text` the contents of config.yaml, and `named_by_user(key)`
     whether the user chooses the names below a key, such as `reward`. `steps` is None if it depends on the number of
-    rows."""
+    rows. `from_python`: some values are Python objects, so no command can repeat the run."""
 
     kind: str
     model: str
@@ -30,3 +30,4 @@ class RunSettings:
     values: Mapping[str, Any]
     text: str
     named_by_user: Callable[[str], bool]
+    from_python: bool = False

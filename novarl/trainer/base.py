@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from novarl.run.lifecycle import Run, Training
 
 
+DATA = ("data", "train_dataset")
+"""Names of the training rows."""
+
+
 class Trainer:
     """A training run in Python. Keyword arguments are the keys of the configuration (docs/names.md), with every alias
     of the command line: nested, `kl={"coef": 0.02}`, or under an alias, `learning_rate=1e-4`.
@@ -33,18 +37,34 @@ class Trainer:
     names: ClassVar[Mapping[str, str]] = {}
     """Arguments that have another name than their key."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *positional: Any, **settings: Any) -> None:
+        if positional:
+            what = f"all arguments have names, got {positional[0]!r:.60}"
+            raise NovaError(what, where=f"novarl.{type(self).__name__}", fix="for example model='tiny'")
         settle_products()
         settle_threads(settings.get("threads"))
         from novarl import compose
 
         where = f"novarl.{type(self).__name__}"
-        given = {self.names.get(name, name): value for name, value in settings.items()}
+        given = self._renamed(settings, where)
         if given.get("resume") is True:
             given["resume"] = "auto"
         self._config = compose.configuration(self.kind, self._keys(given), where)
         self._run: Run = compose.train(self._config)
         self._closed = False
+
+    def _renamed(self, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Settings by the names that the configuration knows. NovaError if two arguments mean the same key."""
+        given: dict[str, Any] = {}
+        chosen: dict[str, str] = {}
+        for name, value in settings.items():
+            key = self.names.get(name, name)
+            meaning = "data" if key in DATA else key
+            if (other := chosen.setdefault(meaning, name)) != name:
+                what = f"{other} and {name} are two names of the same argument"
+                raise NovaError(what, where=where, fix="give one of them")
+            given[key] = value
+        return given
 
     def _keys(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Settings by the keys of the configuration."""
@@ -134,11 +154,13 @@ class Trainer:
     def save(self, folder: str | Path) -> Path:
         """Write the model as it is now, for `model=` here and for transformers; returns the folder."""
         folder = Path(folder).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise NovaError("this is a file", where=f"save {folder}", fix="give a directory")
         self._training().write_model(folder)
         return folder
 
-    def rollouts(self, step: int) -> Rollouts:
-        """The rollouts of a step, as the run's log has them (`log.rollouts_every`)."""
+    def rollouts(self, step: int | None = None) -> Rollouts:
+        """The rollouts of a step from the run's log (`log.rollouts_every`); None: of the last one."""
         return self.log.rollouts(step)
 
     @property

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from novarl.core.errors import visible, wrapped
 from novarl.observe.blame import blame
 from novarl.observe.sinks.gauge import Gauge, clock_text, number, printable
-from novarl.observe.summary import render_summary
+from novarl.observe.summary import COMMAND, render_summary
 
 if TYPE_CHECKING:
     from novarl.observe.sinks.screen import Screen
@@ -182,7 +182,7 @@ class ConsoleSink:
         if not self.stream.isatty():
             return text
         width = max(20, shutil.get_terminal_size().columns)
-        return "\n".join(part for line in text.split("\n") for part in wrapped(line, width, hanging="  "))
+        return "\n".join(part for line in text.split("\n") for part in _lines(line, width))
 
     def _is_due(self, step: int) -> bool:
         if not self.gauge.steps:
@@ -202,6 +202,14 @@ class ConsoleSink:
             if error.errno not in GONE:
                 raise
             leave(self.stream)
+
+
+def _lines(line: str, width: int) -> list[str]:
+    """A line, broken between words; a command continues with a backslash, so that it can still be pasted."""
+    if not line.startswith(f"{COMMAND}novarl ") or len(line) <= width:
+        return wrapped(line, width, hanging="  ")
+    *parts, last = wrapped(line, width - 2, hanging=f"{COMMAND}  ")
+    return [*(f"{part} \\" for part in parts), last]
 
 
 def leave(stream: TextIO) -> None:

@@ -2,9 +2,9 @@
 
 rollouts/step-000010.jsonl                one line per rollout: prompt, text, rewards, status, failure reason;
                                           `extra` if a reward function logged columns
-rollouts/step-000010.safetensors          the packed batch: tokens, masks, log-probabilities, advantages. Metadata, as
-                                          JSON: `reward_names` (the columns of `rewards`), `vocabulary` (id -> text, or
-                                          a list of bytes for a part of a character)
+rollouts/step-000010.safetensors          the packed batch: tokens, masks, log-probabilities, advantages. The metadata
+                                          entry `about` is JSON: `reward_names` (the columns of `rewards`) and
+                                          `vocabulary` (id -> text, or a list of bytes for a part of a character)
 rollouts/step-000010.update.safetensors   per token, at its first update: `logp`, `entropy`, `loss`
 """
 
@@ -70,8 +70,9 @@ class RolloutLog:
             for field in fields(part)
             if isinstance(value := getattr(part, field.name), Tensor)
         }
-        vocabulary = json.dumps(self._pieces(batch.tokens), ensure_ascii=False)
-        self._save(columns, f"{stem}.safetensors", reward_names=json.dumps(batch.reward_names), vocabulary=vocabulary)
+        about = {"reward_names": batch.reward_names, "vocabulary": self._pieces(batch.tokens)}
+        # One entry: safetensors writes several in any order, and equal runs should write equal bytes.
+        self._save(columns, f"{stem}.safetensors", about=json.dumps(about, ensure_ascii=False))
         # The text last: a reader that finds it finds the batch too.
         name = f"{stem}.jsonl"
         Path(f"{name}.part").write_text("".join(lines), encoding="utf-8", errors="backslashreplace")

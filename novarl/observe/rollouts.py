@@ -126,9 +126,9 @@ def _arrays(file: Path) -> dict[str, Any]:
     try:
         with safe_open(file, framework="numpy") as opened:
             found: dict[str, Any] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-            about = opened.metadata() or {}
+            about = json.loads((opened.metadata() or {}).get("about", "{}"))
         if "vocabulary" in about:
-            found["vocabulary"] = {int(token): text for token, text in json.loads(about["vocabulary"]).items()}
+            found["vocabulary"] = {int(token): text for token, text in about["vocabulary"].items()}
     except (SafetensorError, ValueError, OSError) as error:
         what = f"damaged ({error})"
         raise NovaError(what, where=str(file), fix="restore it, or delete it to read the texts alone") from None

@@ -85,7 +85,7 @@ def test_a_kill_in_the_last_save_changes_no_file(folder: Path) -> None:
 def test_the_columns_of_a_rollout_log_carry_their_names(folder: Path) -> None:
     finished(*FAMILIES["rl"], "run_dir=run")
     with safe_open(folder / "run" / "rollouts" / "step-000001.safetensors", "pt") as file:
-        names = json.loads(file.metadata()["reward_names"])
+        names = json.loads(file.metadata()["about"])["reward_names"]
         rewards = file.get_tensor("rewards")
     lines = (folder / "run" / "rollouts" / "step-000001.jsonl").read_text().splitlines()
     assert sorted(names) == ["alpha", "zeta"]

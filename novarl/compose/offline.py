@@ -12,9 +12,9 @@ from novarl.compose.lora import adapt, adapter_state
 from novarl.compose.rows import subject
 from novarl.compose.sampling import greedy_sampler
 from novarl.compose.weights import read_policy, shard_policy
+from novarl.config.notes import without_effect
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import SFTConfig
-from novarl.config.unread import without_effect
 from novarl.core.types import Batch, Record
 from novarl.data.rows import Rows
 from novarl.learn.scorer import Scorer

@@ -23,8 +23,8 @@ from novarl.compose.sampling import training_sampler
 from novarl.compose.settings import refuse_objects, run_settings
 from novarl.compose.stages import credit_rule, objective, online_stages
 from novarl.compose.weights import check_reference_is_there, optim_settings, read_policy, shard_policy
+from novarl.config.notes import without_effect
 from novarl.config.tree import RLConfig
-from novarl.config.unread import without_effect
 from novarl.core.types import Batch, Prompt, Record, Rollout, Sampling, Scored, Sequence as TokenSequence
 from novarl.data.dataset import load_sft
 from novarl.data.pack import pack_sequences

@@ -222,7 +222,7 @@ class KL(Node):
     """reference=ema: decay of the moving average per step."""
 
     @model_validator(mode="after")
-    def _reference_differs_from_policy(self) -> KL:
+    def _penalty_has_an_effect(self) -> KL:
         refuse(
             self.reference == "tie" and bool(self.coef),
             "kl.reference",
@@ -235,10 +235,6 @@ class KL(Node):
             f"kl.reference={self.reference} is not a moving average",
             "use kl.reference=ema, or remove kl.ema_decay",
         )
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_gradient(self) -> KL:
         refuse(
             self.type == "loss" and self.estimator == "k1",
             "kl.estimator",

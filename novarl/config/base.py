@@ -20,6 +20,11 @@ def _plain(value: Any) -> Any:
 
 Option = Annotated[Any, AfterValidator(_plain)]
 
+_COLUMNS = (
+    *("prompt_key", "completion_key", "answer_key", "messages_key", "text_key"),
+    *("chosen_key", "rejected_key", "label_key"),
+)
+
 
 class Config(Node):
     """What every command needs: a model and a device to run it on."""
@@ -132,7 +137,7 @@ class RunConfig(Config):
             f"task={self.task} and data={self.data} are both given",
             "remove one of them",
         )
-        for name in ("prompt_key", "completion_key", "answer_key", "messages_key", "text_key"):
+        for name in _COLUMNS:
             column = getattr(self, name, None)
             refuse(
                 self.task is not None and column is not None,
@@ -189,11 +194,18 @@ class TrainConfig(RunConfig):
     """Train with torch.compile and sample with CUDA graphs, on a GPU. The first step waits for the compiler."""
 
     @model_validator(mode="after")
-    def _auto_needs_run_dir(self) -> TrainConfig:
+    def _resume_and_length_are_clear(self) -> TrainConfig:
         refuse(
             self.resume == "auto" and self.run_dir is None,
             "resume",
             "resume=auto needs run_dir",
             "set run_dir=runs/...",
+        )
+        steps, epochs = getattr(self, "steps", None), getattr(self, "epochs", None)
+        refuse(
+            steps is not None and epochs is not None,
+            "epochs",
+            f"steps={steps} and epochs={epochs} both set the length of training",
+            "remove one of them",
         )
         return self

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from novarl.config.base import Config, RunConfig, TrainConfig
 from novarl.config.describe_rl import algorithm, unread
 from novarl.config.load import to_dict
-from novarl.config.missing_files import missing_files
+from novarl.config.notes import missing_files, without_effect
 from novarl.config.preference import DPOConfig, PreferenceConfig, RMConfig
 from novarl.config.tree import BUILT_IN_MODELS, EvalConfig, RLConfig, SampleConfig, SFTConfig
-from novarl.config.unread import without_effect
 from novarl.core.config_files import dump
 from novarl.core.errors import wrapped
 
@@ -97,34 +96,26 @@ def _warmup(config: RLConfig) -> str | None:
 
 
 def _sft(config: SFTConfig) -> list[str]:
-    rows = config.steps and config.steps * config.batch_size
-    span = (
-        f"{_count(config.steps, 'step')}, {rows:,} rows"
-        if config.steps and rows
-        else f"{config.epochs or 1:g} epoch{'s' * (config.epochs not in (None, 1))}"
-    )
-    return [
-        f"novarl sft: fine-tunes {config.model} on {_rows(config)}.",
-        f"Each step: {_count(config.batch_size, 'row')} and one optimizer update, "
-        f"in micro-batches of at most {config.micro.max_tokens:,} tokens.",
-        f"Total: {span}.",
-    ]
+    return [f"novarl sft: fine-tunes {config.model} on {_rows(config)}.", *_length(config)]
 
 
 def _preference(config: PreferenceConfig) -> list[str]:
     assert isinstance(config, DPOConfig | RMConfig)
     what = "trains" if isinstance(config, DPOConfig) else "trains a reward model from"
-    rows = config.steps and config.steps * config.batch_size
-    span = (
-        f"{_count(config.steps, 'step')}, {rows:,} rows"
-        if config.steps and rows
-        else f"{config.epochs or 1:g} epoch{'s' * (config.epochs not in (None, 1))}"
-    )
     scaled = "" if config.beta is None else f", beta {config.beta:g}"
     kept = config.loss in ("simpo", "orpo", "bt", "bce")
     reference = "" if kept else " The initial model's log-probabilities are computed once, before training."
     return [
         f"novarl {config.kind}: {what} {config.model} on {_rows(config)} with loss={config.loss}{scaled}.{reference}",
+        *_length(config),
+    ]
+
+
+def _length(config: SFTConfig | PreferenceConfig) -> list[str]:
+    span = f"{config.epochs or 1:g} epoch{'s' * (config.epochs not in (None, 1))}"
+    if config.steps:
+        span = f"{_count(config.steps, 'step')}, {config.steps * config.batch_size:,} rows"
+    return [
         f"Each step: {_count(config.batch_size, 'row')} and one optimizer update, "
         f"in micro-batches of at most {config.micro.max_tokens:,} tokens.",
         f"Total: {span}.",

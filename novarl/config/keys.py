@@ -60,16 +60,6 @@ def keys(tree: type[Node]) -> dict[str, Key]:
     return {key.path: key for key in _walk(tree, "")}
 
 
-def leaves(tree: type[Node]) -> list[str]:
-    """The dotted path of every leaf, for the audit of all settings.
-
-    >>> from novarl.config.tree import SampleConfig
-    >>> leaves(SampleConfig)[-3:]
-    ['sampling.min_p', 'sampling.max_tokens', 'sampling.stop']
-    """
-    return list(keys(tree))
-
-
 @cache
 def sections(tree: type[Node]) -> frozenset[str]:
     """The dotted path of every group of keys."""

@@ -64,26 +64,19 @@ def meanings(tree: type[Config]) -> dict[str, tuple[Row, ...]]:
 
 def active(tree: type[Config]) -> dict[str, Alias]:
     """The aliases of one kind of run with a single meaning, by their old name."""
-    return _only(tree, Alias)
-
-
-def fixed(tree: type[Config]) -> dict[str, Fixed]:
-    """The names of one kind of run that are accepted with one value only."""
-    return _only(tree, Fixed)
-
-
-def hints(tree: type[Config]) -> dict[str, Hint]:
-    """The names of one kind of run that are refused."""
-    return _only(tree, Hint)
+    return single(tree, Alias)
 
 
 @cache
-def _only(tree: type[Config], kind: type[Kind]) -> dict[str, Kind]:
+def single(tree: type[Config], kind: type[Kind]) -> dict[str, Kind]:
+    """The names of one kind of run whose single meaning is a row of this kind."""
     return {old: rows[0] for old, rows in meanings(tree).items() if len(rows) == 1 and isinstance(rows[0], kind)}
 
 
 def rows_of(name: str, tree: type[Config]) -> tuple[Row, ...]:
-    """The rows about a name: its own, or the hint about a section that contains it."""
+    """The rows about a name: its own, or the hint about a section that contains it. None for NovaRL's own names."""
+    if name in keys(tree):
+        return ()
     known = meanings(tree)
     around = (known[path] for path in upwards(name) if path in known)
     found = next(around, ())
@@ -93,8 +86,6 @@ def rows_of(name: str, tree: type[Config]) -> tuple[Row, ...]:
 def meant(entry: Entry, tree: type[Config], projects: Iterable[str]) -> Row | None:
     """The row of an entry; None for NovaRL's own names and unknown ones. NovaError for a name with several meanings,
     unless the other names in the configuration show which project it comes from."""
-    if entry.path in keys(tree):
-        return None
     rows = rows_of(entry.path, tree)
     fitting = [row for row in rows if row.source in projects] if len(rows) > 1 else rows
     if len(rows) > 1 and len(fitting) != 1:
@@ -113,9 +104,7 @@ def explained(row: Row) -> tuple[str, str]:
 def projects_of(entries: Iterable[Entry], tree: type[Config]) -> frozenset[str]:
     """The projects identified by names that no other project and no NovaRL command uses."""
     found = {READ_TOGETHER.get(entry.path) for entry in entries if entry.path not in keys(tree)}
-    for entry in entries:
-        rows = () if entry.path in keys(tree) else rows_of(entry.path, tree)
-        found |= {row.source for row in rows if len(rows) == 1}
+    found |= {rows[0].source for entry in entries if len(rows := rows_of(entry.path, tree)) == 1}
     return frozenset(name for name in found if name and name != SEVERAL)
 
 
@@ -123,7 +112,7 @@ def ignored(entries: Iterable[Entry], tree: type[Config]) -> list[str]:
     """A note for each name that is accepted and ignored."""
     found: dict[str, str] = {}
     for entry in entries:
-        for row in () if entry.path in keys(tree) or entry.value is None else rows_of(entry.path, tree):
+        for row in () if entry.value is None else rows_of(entry.path, tree):
             if isinstance(row, Ignored):
                 found[entry.path] = f"{entry.path} is ignored: {row.reason}"
     return list(found.values())
@@ -174,7 +163,7 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
 
 def _is_unset(entry: Entry, tree: type[Config]) -> bool:
     """Whether the value is the project's way to leave the setting unset, as in a dump of all its settings."""
-    rows = () if entry.path in keys(tree) else rows_of(entry.path, tree)
+    rows = rows_of(entry.path, tree)
     if not rows or entry.value is not None:
         return bool(rows) and all(isinstance(row, Alias) and entry.value in row.unset for row in rows)
     takes_null = isinstance(rows[0], Alias) and keys(tree)[rows[0].new[0]].values.endswith("or null")
@@ -447,7 +436,7 @@ def _unknown(entry: Entry, tree: type[Config]) -> NovaError:
     if elsewhere := [kind for kind, other in TREES.items() if name in keys(other) or _has_alias(name, other)]:
         fix = f"only novarl {', '.join(elsewhere)} has it: remove it"
         return NovaError("unknown key", where=entry.place, fix=fix)
-    near = nearest(name, [*keys(tree), *sections(tree)]) or nearest(name, [*active(tree), *fixed(tree)])
+    near = nearest(name, [*keys(tree), *sections(tree)]) or nearest(name, [*active(tree), *single(tree, Fixed)])
     fix = f"did you mean {near}?" if near else "docs/names.md lists all keys"
     return NovaError("unknown key", where=entry.place, fix=fix)
 

@@ -45,7 +45,7 @@ def from_python(tree: type[Tree], settings: Mapping[str, Any], where: str) -> Tr
     if values.pop("engine", None) is not None and "engine" not in objects:
         what = f"must be an Engine, or a function that makes one for a policy, got {settings['engine']!r:.60}"
         raise NovaError(what, where=f"{where} engine")
-    return parse(tree, entries_of(values, where, tree)).with_objects(objects)
+    return parse(tree, list(entries_of(values, where, tree))).with_objects(objects)
 
 
 def _object_key(name: str, value: Any, tree: type[Config]) -> str:

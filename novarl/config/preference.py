@@ -11,8 +11,6 @@ from novarl.config.parts import Above0, AtLeast0, Count, Log, Rows, Text, refuse
 
 Smoothing = Annotated[float, Field(ge=0.0, lt=0.5)]
 
-_COLUMNS = ("chosen_key", "rejected_key", "label_key")
-
 
 class PreferenceConfig(TrainConfig):
     """What both have in common: preference rows, and how often to go through them."""
@@ -41,24 +39,6 @@ class PreferenceConfig(TrainConfig):
     """Assumed fraction of wrong labels."""
     log: Log = Log()
     eval: Rows = Rows()
-
-    @model_validator(mode="after")
-    def _rows_and_length(self) -> PreferenceConfig:
-        refuse(
-            self.steps is not None and self.epochs is not None,
-            "epochs",
-            f"steps={self.steps} and epochs={self.epochs} both set the length of training",
-            "remove one of them",
-        )
-        for name in _COLUMNS:
-            column = getattr(self, name)
-            refuse(
-                self.task is not None and column is not None,
-                name,
-                f"{name}={column} is a column of a data file, but the rows come from task={self.task}",
-                "remove it, or set data instead of task",
-            )
-        return self
 
     def _refuse_unused(self, name: str, given: bool, losses: tuple[str, ...], loss: str) -> None:
         """Refuse a key that only other losses use."""

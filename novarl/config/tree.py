@@ -202,16 +202,6 @@ class SFTConfig(TrainConfig):
     log: Log = Log()
     eval: Rows = Rows()
 
-    @model_validator(mode="after")
-    def _one_length(self) -> SFTConfig:
-        refuse(
-            self.steps is not None and self.epochs is not None,
-            "epochs",
-            f"steps={self.steps} and epochs={self.epochs} both set the length of training",
-            "remove one of them",
-        )
-        return self
-
 
 class EvalConfig(RunConfig):
     """Evaluation on held-out rows: greedy decoding and pass@k, with confidence intervals."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
 from novarl.core.types import Scored
-from novarl.data.serial import scored_from_dict, scored_to_dict
+from novarl.data.serial import from_dict, to_dict
 
 
 class RolloutBuffer:
@@ -40,9 +40,9 @@ class RolloutBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON values. The round trip through `load_state_dict` is exact."""
-        held = [{"version": version, "scored": scored_to_dict(one)} for version, one in self._held]
+        held = [{"version": version, "scored": to_dict(one)} for version, one in self._held]
         return {"dropped": self.dropped, "held": held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.dropped = state["dropped"]
-        self._held = deque((entry["version"], scored_from_dict(entry["scored"])) for entry in state["held"])
+        self._held = deque((entry["version"], from_dict(Scored, entry["scored"])) for entry in state["held"])

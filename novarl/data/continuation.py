@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from novarl.core.types import Tokenizer
-from novarl.data.formats import Refused
+from novarl.data.formats import Refused, shared_length
 
 _ANCHORS = ("\n", ":", ".", "1", *"aeinorstx")
 
@@ -46,8 +46,7 @@ def extend(tokenizer: Tokenizer, before: str, tokens: Sequence[int], text: str) 
     for following in _renderings(tokenizer, text):
         if decode(tokenizer, tokens + following) == wanted:
             return tokens + following, len(tokens)
-    same = next((i for i, (a, b) in enumerate(zip(tokens, whole, strict=False)) if a != b), len(whole))
-    return whole, same
+    return whole, shared_length(tokens, whole)
 
 
 def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -140,21 +141,15 @@ def select(batch: Batch, trajectories: Seq[int]) -> tuple[Batch, Tensor]:
     support = cu_support = None
     if batch.support is not None and batch.cu_support is not None:
         support, cu_support = support_of(Support(batch.support, batch.cu_support), token_index)
-    part = Batch(
-        tokens=batch.tokens[token_index],
-        position_ids=batch.position_ids[token_index],
+    of_token = ("tokens", "position_ids", "mask", "behavior_logp", "version")
+    of_trajectory = ("group", "reward", "rewards", "truncated", "baseline")
+    part = replace(
+        batch,
+        **{name: getattr(batch, name)[token_index] for name in of_token},
+        **{name: getattr(batch, name)[wanted] for name in of_trajectory},
         prev=torch.where(prev < 0, prev, prev - shift),
         cu_seqlens=cu_seqlens,
-        mask=batch.mask[token_index],
-        behavior_logp=batch.behavior_logp[token_index],
-        version=batch.version[token_index],
         traj=traj,
-        group=batch.group[wanted],
-        reward=batch.reward[wanted],
-        rewards=batch.rewards[wanted],
-        reward_names=batch.reward_names,
-        truncated=batch.truncated[wanted],
-        baseline=batch.baseline[wanted],
         support=support,
         cu_support=cu_support,
     )

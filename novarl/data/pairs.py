@@ -25,9 +25,9 @@ from novarl.data.dataset import (
     open_rows,
     row_kwargs,
 )
-from novarl.data.formats import Refused, row_value
+from novarl.data.formats import Columns, Refused, row_value
 from novarl.data.pack import pack_sequences
-from novarl.data.pair_formats import LabelledExample, PairColumns, detect_pairs, labelled_example, pair_example
+from novarl.data.pair_formats import LabelledExample, detect_pairs, labelled_example, pair_example
 from novarl.data.render import Rendered, render_sft
 from novarl.data.sources import RawRow
 from novarl.data.unused import Unused
@@ -89,11 +89,11 @@ class Reading:
     apply_chat_template: bool = True
     max_bad_rows: float = 0.01
     report: Report | None = None
-    keys: PairColumns = field(default_factory=PairColumns)
+    keys: Columns = field(default_factory=Columns)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     unused: Unused | None = None
 
-    def note(self, row: RawRow, columns: PairColumns, messages: Seq[Message]) -> None:
+    def note(self, row: RawRow, columns: Columns, messages: Seq[Message]) -> None:
         """Record a used row in `unused`."""
         if self.unused is None:
             return
@@ -140,7 +140,7 @@ def load_labelled(
     return load_rows(rows, build, max_bad_rows=reading.max_bad_rows, report=reading.report, where=where)
 
 
-def _pair(row: RawRow, columns: PairColumns, reading: Reading) -> tuple[Pair, bool]:
+def _pair(row: RawRow, columns: Columns, reading: Reading) -> tuple[Pair, bool]:
     example = pair_example(row, columns)
     assert columns.chosen is not None and columns.rejected is not None
     names = columns.chosen, columns.rejected
@@ -156,7 +156,7 @@ def _pair(row: RawRow, columns: PairColumns, reading: Reading) -> tuple[Pair, bo
     return Pair(example.id, chosen, rejected, example.margin), cut
 
 
-def _labelled(row: RawRow, example: LabelledExample, columns: PairColumns, reading: Reading) -> tuple[Sequence, bool]:
+def _labelled(row: RawRow, example: LabelledExample, columns: Columns, reading: Reading) -> tuple[Sequence, bool]:
     if not example.plain:
         name = columns.completion or ""
         (sequence,), cut = _fit([_rendered(row, example.messages, example.context, name, reading)], (name,), reading)

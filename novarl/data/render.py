@@ -13,7 +13,7 @@ from typing import Any
 
 from novarl.core.types import Message, Tokenizer
 from novarl.data.continuation import decode, encode, extend, text_after
-from novarl.data.formats import Refused, is_trained
+from novarl.data.formats import Refused, is_trained, shared_length
 from novarl.data.template import turn_ends, turn_shape, write
 from novarl.data.thoughts import after_opened_thought
 
@@ -174,7 +174,7 @@ def _name(tool: Any) -> str | None:
 
 
 def _contradiction(header: str, whole: str) -> str:
-    same = next((i for i, pair in enumerate(zip(header, whole, strict=False)) if pair[0] != pair[1]), len(whole))
+    same = shared_length(header, whole)
     return (
         "the chat template is inconsistent: the prompt it renders for the assistant "
         f"(... {header[max(0, same - 20) : same + 30]!r}) is not a prefix of the finished turn "

@@ -11,7 +11,7 @@ import torch
 
 from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.data.pack import select
-from novarl.data.serial import scored_from_dict, scored_to_dict
+from novarl.data.serial import from_dict, to_dict
 
 
 @dataclass(slots=True)
@@ -84,12 +84,12 @@ class Gathered:
     version: int
 
     def state_dict(self) -> dict[str, Any]:
-        scored = [scored_to_dict(item) for item in self.scored]
+        scored = [to_dict(item) for item in self.scored]
         return {"scored": scored, "stream": self.stream, "epoch": self.epoch, "version": self.version}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Gathered:
-        scored = [scored_from_dict(item) for item in state["scored"]]
+        scored = [from_dict(Scored, item) for item in state["scored"]]
         return cls(scored, dict(state["stream"]), int(state["epoch"]), int(state["version"]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
+from novarl.models.files import read_json, read_tensors
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -53,17 +53,11 @@ def merge_adapter(model: nn.Module, folder: Path) -> None:
 
     Raises NovaError if the weights are missing or belong to another model.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     config, path = _config(folder), folder / WEIGHTS
     fix = "save the adapter again with save_pretrained of PEFT"
     if not path.is_file():
         raise NovaError(f"{WEIGHTS} is missing", where=str(folder), fix=fix)
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise NovaError(f"the adapter cannot be read: {error}", where=str(path), fix=fix) from error
+    tensors = read_tensors(path, "the adapter", fix=fix)
     layers = dict(model.named_modules())
     left = set(tensors)
     for name in sorted(tensors):
@@ -99,13 +93,4 @@ def _of_layer(pattern: dict[str, Any], layer: str, usual: float) -> float:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise NovaError(f"not valid JSON: {error}", where=str(path), fix="copy the file again") from error
-    except RecursionError as error:
-        raise NovaError("the file is nested too deeply", where=str(path), fix="copy the file again") from error
-    if not isinstance(config, dict):
-        raise NovaError("not a JSON object", where=str(path), fix="copy the file again")
-    return config
+    return read_json(folder / CONFIG, fix="copy the file again")

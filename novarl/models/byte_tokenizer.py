@@ -17,16 +17,13 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from novarl.core.errors import NovaError
+from novarl.core.types import Message
 from novarl.processes.renderer import render
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from novarl.core.types import Message
 
 SPECIALS = ("<pad>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 

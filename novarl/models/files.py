@@ -6,12 +6,11 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from novarl.core.errors import NovaError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 WHOLE = "copy or save the model again"
 MOST_LAYERS = 2000

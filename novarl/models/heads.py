@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
 from novarl.models import load
+from novarl.models.files import WHOLE, read_tensors
 from novarl.models.forward import Layout, Packed, head as language_head, hidden_states
 from novarl.models.lora import sibling
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 VALUE_HEAD = "value_head.safetensors"
 """The file in the model directory that holds the scalar head: tensors `weight` [1, D] and `bias` [1]."""
@@ -136,9 +133,6 @@ def load_head(folder: str | Path, model: nn.Module) -> ScalarHead:
 
     Raises NovaError if it is missing, cannot be read, or has another width.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = Path(folder, VALUE_HEAD)
     if not path.is_file():
         raise NovaError(
@@ -146,14 +140,11 @@ def load_head(folder: str | Path, model: nn.Module) -> ScalarHead:
             where=str(folder),
             fix="use the model directory of a novarl rm run with loss bt or bce",
         )
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise NovaError(f"the head cannot be read: {error}", where=str(path), fix=load.WHOLE) from error
+    tensors = read_tensors(path, "the head")
     weight = language_head(model)[0]
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != {"weight": (1, weight.size(1)), "bias": (1,)}:
-        raise NovaError(f"the head has {shapes}, the model's size is {weight.size(1)}", where=str(path), fix=load.WHOLE)
+        raise NovaError(f"the head has {shapes}, the model's size is {weight.size(1)}", where=str(path), fix=WHOLE)
     head = ScalarHead(weight.size(1), dtype=tensors["weight"].dtype, device=weight.device)
     with torch.no_grad():
         for name, parameter in head.named_parameters():

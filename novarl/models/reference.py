@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+
+from torch import nn
 
 from novarl.distributed.shard import gather
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:

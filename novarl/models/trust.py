@@ -47,8 +47,5 @@ def check_weights(name: str, trust: Trust) -> None:
 
 def _same(name: str, trusted: tuple[str, ...]) -> bool:
     """Whether `name` is trusted, compared as text (Hub ids) or as a resolved path."""
-    return any(name == one or (Path(name).exists() and _resolved(name) == _resolved(one)) for one in trusted)
-
-
-def _resolved(name: str) -> Path:
-    return Path(name).expanduser().resolve()
+    place = Path(name).expanduser().resolve() if Path(name).exists() else None
+    return any(name == one or (place and Path(one).expanduser().resolve() == place) for one in trusted)

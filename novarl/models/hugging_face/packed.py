@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
 from novarl.kernels.attention import PACKING_ATTENTION, packed_attention
 from novarl.kernels.packing import Packing
 from novarl.models.hugging_face.probes import TOLERANCE, packing_error
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 PASSED_ALONG = {"position_ids", "use_cache", "is_causal", "cache_position"}
 """Keywords that every attention function receives and that packed attention may ignore."""

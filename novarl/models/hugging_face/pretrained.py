@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
+from novarl.core.types import Tokenizer
 from novarl.kernels.fused import FullLinear
 from novarl.models.adopt import adopt
 from novarl.models.forward import head
@@ -18,12 +20,6 @@ from novarl.models.hugging_face.probes import TOLERANCE, check_model, distance
 from novarl.models.hugging_face.reading import read_model
 from novarl.models.transformer import Decoder, Embedding
 from novarl.models.trust import NOTHING, Trust
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from novarl.core.types import Tokenizer
-
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from novarl.core.errors import NovaError
+from novarl.models.files import WHOLE, check_numbers
 from novarl.models.hugging_face.failures import MEND, NAMES, UNREADABLE, asks_for_code, explained, reason_of
-from novarl.models.numbers import check_numbers
-from novarl.models.transformer import WHOLE
 from novarl.models.trust import Trust, check_weights
 
 MOST_NUMBERS = 2**30

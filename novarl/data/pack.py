@@ -18,7 +18,7 @@ from torch import Tensor
 
 from novarl.algos.support import Support, support_of
 from novarl.core.seeds import derive
-from novarl.core.types import Batch, Scored, Sequence
+from novarl.core.types import Batch, Prompt, Rollout, Scored, Sequence
 
 
 def pack(scored: Seq[Scored], *, dtype: torch.dtype = torch.float32) -> Batch:
@@ -30,61 +30,22 @@ def pack(scored: Seq[Scored], *, dtype: torch.dtype = torch.float32) -> Batch:
     for one in scored:
         if one.reward is None or one.rollout.status == "failed":
             raise ValueError(f"a failed rollout of prompt {one.rollout.prompt.id} cannot be packed")
-    names = tuple(dict.fromkeys(chain.from_iterable(one.rewards for one in scored)))
-    rewards = [[one.rewards.get(name, float("nan")) for name in names] for one in scored]
-    return _batch(
-        [one.rollout.sequences for one in scored],
-        group=[one.rollout.group for one in scored],
-        reward=[one.reward for one in scored if one.reward is not None],
-        rewards=torch.tensor(rewards, dtype=dtype).reshape(len(scored), len(names)),
-        reward_names=names,
-        truncated=[one.rollout.status == "truncated" for one in scored],
-        baseline=[one.rollout.role == "baseline" for one in scored],
-        dtype=dtype,
-    )
-
-
-def pack_sequences(sequences: Seq[Sequence], *, dtype: torch.dtype = torch.float32) -> Batch:
-    """Pack training sequences (SFT): each is its own trajectory and group, with reward 0."""
-    count = len(sequences)
-    return _batch(
-        [(sequence,) for sequence in sequences],
-        group=list(range(count)),
-        reward=[0.0] * count,
-        rewards=torch.zeros(count, 0, dtype=dtype),
-        reward_names=(),
-        truncated=[False] * count,
-        baseline=[False] * count,
-        dtype=dtype,
-    )
-
-
-def _batch(
-    trajectories: Seq[Seq[Sequence]],
-    *,
-    group: list[int],
-    reward: list[float],
-    rewards: Tensor,
-    reward_names: tuple[str, ...],
-    truncated: list[bool],
-    baseline: list[bool],
-    dtype: torch.dtype,
-) -> Batch:
-    owned = [(owner, sequence) for owner, sequences in enumerate(trajectories) for sequence in sequences]
+    owned = [(owner, sequence) for owner, one in enumerate(scored) for sequence in one.rollout.sequences]
     sequences = [sequence for _, sequence in owned]
     for owner, sequence in owned:
         if not sequence.tokens or sequence.mask[0]:
             problem = "its first token, which nothing predicts, is masked" if sequence.tokens else "it is empty"
             raise ValueError(f"a sequence of trajectory {owner} cannot be packed: {problem}")
+    names = tuple(dict.fromkeys(chain.from_iterable(one.rewards for one in scored)))
+    rewards = [[one.rewards.get(name, float("nan")) for name in names] for one in scored]
     lengths = torch.tensor([len(sequence.tokens) for sequence in sequences], dtype=torch.int64)
     cu_seqlens = _cumulative(lengths)
-    total = int(cu_seqlens[-1])
-    flat = torch.arange(total)
+    flat = torch.arange(int(cu_seqlens[-1]))
     position_ids = flat - torch.repeat_interleave(cu_seqlens[:-1], lengths)
-    mask = _column([sequence.mask for sequence in sequences], torch.bool)
     traj = torch.tensor([owner for owner, _ in owned], dtype=torch.int64)
-    is_baseline = torch.tensor(baseline, dtype=torch.bool)
-    mask = mask & ~torch.repeat_interleave(is_baseline[traj], lengths)
+    baseline = torch.tensor([one.rollout.role == "baseline" for one in scored], dtype=torch.bool)
+    mask = _column([sequence.mask for sequence in sequences], torch.bool)
+    mask = mask & ~torch.repeat_interleave(baseline[traj], lengths)
     behavior_logp = _column([sequence.behavior_logp for sequence in sequences], dtype)
     support, cu_support = _supports(sequences)
     return Batch(
@@ -96,15 +57,22 @@ def _batch(
         behavior_logp=torch.where(mask, behavior_logp, torch.zeros((), dtype=dtype)),
         version=_column([sequence.versions for sequence in sequences], torch.int64),
         traj=traj,
-        group=torch.tensor(group, dtype=torch.int64),
-        reward=torch.tensor(reward, dtype=dtype),
-        rewards=rewards,
-        reward_names=reward_names,
-        truncated=torch.tensor(truncated, dtype=torch.bool),
-        baseline=is_baseline,
+        group=torch.tensor([one.rollout.group for one in scored], dtype=torch.int64),
+        reward=torch.tensor([one.reward for one in scored], dtype=dtype),
+        rewards=torch.tensor(rewards, dtype=dtype).reshape(len(scored), len(names)),
+        reward_names=names,
+        truncated=torch.tensor([one.rollout.status == "truncated" for one in scored], dtype=torch.bool),
+        baseline=baseline,
         support=support,
         cu_support=cu_support,
     )
+
+
+def pack_sequences(sequences: Seq[Sequence], *, dtype: torch.dtype = torch.float32) -> Batch:
+    """Pack training sequences (SFT): each is its own trajectory and group, with reward 0."""
+    nothing = Prompt("", (), ())
+    rollouts = [Rollout(nothing, group, 0, (sequence,), (), "") for group, sequence in enumerate(sequences)]
+    return pack([Scored(rollout, {}, 0.0) for rollout in rollouts], dtype=dtype)
 
 
 def _supports(sequences: Seq[Sequence]) -> tuple[Tensor | None, Tensor | None]:

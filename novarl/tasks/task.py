@@ -83,8 +83,7 @@ class Task:
             if problem is None:
                 what = f"has only {index} distinct {split} problems, but {wanted} were requested"
                 raise NovaError(what, where=f"task {self.name}", fix="request fewer, or raise the difficulty")
-            origin = split if seed == 0 else f"{split}-seed{seed}"
-            row: Row = {"id": f"{self.name}/{origin}/{index}", "messages": [{"role": "user", "content": problem.text}]}
+            row = self._row(split, seed, index, problem)
             rows.append(row if problem.answer is None else row | {"answer": problem.answer})
         return rows
 
@@ -96,11 +95,14 @@ class Task:
             problem = self.draw(rng)
             while self._side(problem) != "train":
                 problem = self.draw(rng)
-            answer = {"role": "assistant", "content": self.teach(rng, problem)}
-            origin = "demonstration" if seed == 0 else f"demonstration-seed{seed}"
-            question = {"role": "user", "content": problem.text}
-            rows.append({"id": f"{self.name}/{origin}/{index}", "messages": [question, answer]})
+            row = self._row("demonstration", seed, index, problem)
+            row["messages"].append({"role": "assistant", "content": self.teach(rng, problem)})
+            rows.append(row)
         return rows
+
+    def _row(self, kind: str, seed: int, index: int, problem: Problem) -> Row:
+        origin = kind if seed == 0 else f"{kind}-seed{seed}"
+        return {"id": f"{self.name}/{origin}/{index}", "messages": [{"role": "user", "content": problem.text}]}
 
     def _problems(self, split: Split, seed: int) -> Iterator[Problem]:
         """Distinct problems of one split, until the task is exhausted."""

@@ -15,10 +15,8 @@ from novarl.core.errors import wrapped
 
 
 def describe(config: Config, *, ran: Sequence[str] = ()) -> str:
-    """The output of `novarl explain`: a summary in words with the lines `ran`, then every key with its value.
-
-    Nulls are described as set by the algorithm or the task; `load.fill` replaces them with their values.
-    """
+    """The output of `novarl explain`: a summary with the lines `ran`, then every key. `load.fill` resolves nulls
+    first."""
     words, rest = _words(config), unread(config) if isinstance(config, RLConfig) else []
     text = dump({name: value for name, value in to_dict(config).items() if name not in rest})
     omitted = [f"(Not shown because this run does not use them: {', '.join(rest)}.)"] if rest else []
@@ -85,14 +83,10 @@ def _rl(config: RLConfig) -> list[str]:
 
 
 def _warmup(config: RLConfig) -> str | None:
-    if config.warmup is None:
-        untrained = config.task is not None and config.model in BUILT_IN_MODELS
-        return (
-            "Warm-up: supervised steps on the task's demonstrations; the task sets the number." if untrained else None
-        )
-    return (
-        f"Warm-up: {_count(config.warmup, 'supervised step')} on the task's demonstrations." if config.warmup else None
-    )
+    if config.warmup is None and config.task is not None and config.model in BUILT_IN_MODELS:
+        return "Warm-up: supervised steps on the task's demonstrations; the task sets the number."
+    steps = config.warmup and _count(config.warmup, "supervised step")
+    return f"Warm-up: {steps} on the task's demonstrations." if steps else None
 
 
 def _sft(config: SFTConfig) -> list[str]:

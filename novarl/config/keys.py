@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from novarl.config.parts import Node
 from novarl.core.config_files import dump
@@ -137,7 +136,7 @@ def _key(path: str, field: FieldInfo, tree: type[Node]) -> Key:
     return Key(
         path=path,
         values=" or ".join(values),
-        default=None if default is PydanticUndefined else default,
+        default=default,
         required=required,
         text=str in parts,
         open=any(get_origin(part) is dict for part in parts),

@@ -64,7 +64,8 @@ def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
     except ValidationError as error:
         raise _explain(error.errors()[0], found, tree) from None
     except NovaError as error:
-        place = _place(error.where, found) or error.where or _where(entries)
+        sources = (entry.source for entry in entries if entry.source not in (COMMAND_LINE, "preset"))
+        place = _place(error.where, found) or error.where or next(sources, None)
         raise NovaError(error.what, where=place, fix=error.fix) from None
 
 
@@ -85,8 +86,7 @@ def to_yaml(config: Config) -> str:
 
 
 def fill(config: Tree, values: Mapping[str, Any]) -> Tree:
-    """The configuration with some values replaced, such as nulls once they are resolved. Values that the user has not
-    set stay unset."""
+    """The configuration with some values replaced, such as resolved nulls. What the user has not set stays unset."""
     entries = {path: Entry(path, value, path, "resolved") for path, value in values.items()}
     given = entries_of(config.model_dump(mode="json", exclude_unset=True), "resolved", type(config))
     filled = type(config).model_validate(_nest({entry.path: entry for entry in given} | entries))
@@ -101,8 +101,7 @@ def entries_of(
     lines: Mapping[str, int] | None = None,
     prefix: str = "",
 ) -> Iterator[Entry]:
-    """Every value of nested mappings by its dotted path, with its `source`. A mapping as the value of a key replaces an
-    earlier one."""
+    """Every value of nested mappings by its dotted path. A mapping as the value of a key replaces an earlier one."""
     lines = lines or {}
     for name, value in mapping.items():
         path = f"{prefix}{name}"
@@ -160,10 +159,6 @@ def _place(key: str | None, found: Mapping[str, Entry]) -> str | None:
         return found[key].place if key else None
     within = (replace(entry, path=key, given=key).place for path, entry in found.items() if path.startswith(f"{key}."))
     return next(within, None)
-
-
-def _where(entries: Sequence[Entry]) -> str | None:
-    return next((entry.source for entry in entries if entry.source not in (COMMAND_LINE, "preset")), None)
 
 
 def _explain(error: ErrorDetails, found: Mapping[str, Entry], tree: type[Config]) -> NovaError:

@@ -84,8 +84,7 @@ def rows_of(name: str, tree: type[Config]) -> tuple[Row, ...]:
 
 
 def meant(entry: Entry, tree: type[Config], projects: Iterable[str]) -> Row | None:
-    """The row of an entry; None for NovaRL's own names and unknown ones. NovaError for a name with several meanings,
-    unless the other names in the configuration show which project it comes from."""
+    """The row of an entry; None for unknown names and our own. NovaError for a name that several projects share."""
     rows = rows_of(entry.path, tree)
     fitting = [row for row in rows if row.source in projects] if len(rows) > 1 else rows
     if len(rows) > 1 and len(fitting) != 1:
@@ -119,8 +118,7 @@ def ignored(entries: Iterable[Entry], tree: type[Config]) -> list[str]:
 
 
 def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
-    """The entries under NovaRL's own names. If a key is set twice, the later source wins; within one source it is an
-    error. Errors of all entries are reported at once."""
+    """The entries under NovaRL's own names; the later source wins. NovaError for all mistakes at once."""
     found: dict[str, Entry] = {}
     implied: dict[str, tuple[Alias, Entry]] = {}
     needed: list[tuple[Alias, Entry]] = []

@@ -30,16 +30,15 @@ _TAG = "tag:yaml.org,2002:"
 _RULES: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     "null": (re.compile(r"~|null|Null|NULL|"), lambda text: None),
     "bool": (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
-    "int": (re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}"), lambda text: _int(text)),
+    "int": (
+        re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}"),
+        lambda text: int(text, 0 if text[:2] in ("0o", "0x") else 10),
+    ),
     "float": (
         re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
         lambda text: float(text.replace(".", "") if text[-1] in "fFnN" else text),
     ),
 }
-
-
-def _int(text: str) -> int:
-    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
 
 class CoreLoader(yaml.SafeLoader):

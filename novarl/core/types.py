@@ -243,8 +243,7 @@ class Tokenizer(Protocol):
 
 
 class Engine(Protocol):
-    """Samples completions. `key` names the request's random stream: the same key gives the same completion, independent
-    of other requests."""
+    """Samples completions. `key` names the random stream: equal keys give equal completions, whatever else is asked."""
 
     async def sample(self, tokens: Seq[int], sampling: Sampling, *, key: str) -> Completion: ...
     def publish(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None: ...

@@ -11,11 +11,9 @@ from novarl.data.serial import from_dict, to_dict
 
 
 class RolloutBuffer:
-    """A FIFO queue of rollouts, each stamped with the version of the weights that sampled it.
-
-    `get` returns the oldest rollouts that are at most `max_staleness` versions behind (0: on-policy only; None: no
-    limit). Older ones are dropped and counted in `dropped`.
-    """
+    """A FIFO queue of rollouts, each stamped with the version of the weights that sampled it. `get` returns the oldest
+    that are at most `max_staleness` versions behind (0: on-policy only; None: no limit); older ones are dropped and
+    counted."""
 
     def __init__(self, max_staleness: int | None) -> None:
         if max_staleness is not None and max_staleness < 0:

@@ -33,11 +33,9 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 def extend(tokenizer: Tokenizer, before: str, tokens: Sequence[int], text: str) -> tuple[list[int], int]:
     """The tokens of `before + text`, and the index of the first one of `text`. `tokens` are those of `before` alone.
-
-    The result begins with `tokens` if some continuation of them decodes to exactly `text`: the tokens of the whole,
-    those of `text` alone, or those of `text` after another text. Otherwise (a word-level tokenizer whose word crosses
-    the boundary) the result is the tokens of the whole, and the token that crosses the boundary belongs to `text`.
-    """
+    The result begins with them if some continuation decodes to exactly `text`: that of the whole, of `text` alone, or
+    of `text` after another text. Otherwise (a word of a word-level tokenizer crosses the boundary) it is the tokens of
+    the whole, and the token that crosses the boundary belongs to `text`."""
     tokens = list(tokens)
     whole = encode(tokenizer, before + text)
     if whole[: len(tokens)] == tokens:

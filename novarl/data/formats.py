@@ -94,11 +94,8 @@ class Refused(NovaError):
 
 
 def detect(rows: Sequence[RawRow], purpose: Purpose, *, keys: Columns, where: str) -> Columns:
-    """The columns to read, from the user's `keys` and the first rows.
-
-    A column is present if at least half of the first readable rows have a value in it. Raises NovaError if no format or
-    more than one fits, the keys contradict each other, or a key names a column that no row has.
-    """
+    """The columns to read, from the user's `keys` and the columns that at least half of the first readable rows fill.
+    NovaError: no format or several fit, the keys contradict each other, or no row has a named column."""
     if keys.messages is not None and (keys.prompt is not None or keys.completion is not None):
         fix = "keep messages_key, or prompt_key (and completion_key)"
         raise NovaError("messages_key and prompt_key cannot both be set", where=where, fix=fix)
@@ -123,10 +120,8 @@ def only_format(found: Sequence[Columns], names: str, *, where: str, fix: str) -
 
 
 def columns_seen(rows: Sequence[RawRow], keys: Columns, *, where: str) -> tuple[list[str], str]:
-    """The columns that at least half of the first readable rows fill, and all their column names for error messages.
-
-    Raises NovaError if no row can be read or one of the user's `keys` is the name of no column.
-    """
+    """The columns that at least half of the first rows fill, and all names for error messages. NovaError: no row can be
+    read, or one of `keys` names no column."""
     good = [row.value for row in rows if row.value is not None]
     if not good:
         first = next((f": {row.where}: {row.error}" for row in rows), "")
@@ -209,8 +204,7 @@ def advice(present: Sequence[str], purpose: Literal["sft", "rl", "pairs"]) -> st
 
 
 def sft_example(row: RawRow, columns: Columns) -> Example:
-    """A conversation to train on: every assistant turn of `messages` or `completion`, or all of a `text`, which is one
-    turn without a prompt."""
+    """A conversation to train on: the assistant turns of `messages` or `completion`, or a `text` as one turn."""
     value = row_value(row)
     if columns.text is not None:
         return Example(row.where, text_turn(value, columns.text), 0)
@@ -232,10 +226,8 @@ def sft_example(row: RawRow, columns: Columns) -> Example:
 
 
 def rl_example(row: RawRow, columns: Columns) -> Example:
-    """A prompt, its reference answer, and the other columns for rewards that take them by name.
-
-    An answer column with another name is also kept among the others, because TRL reward functions read it by that name.
-    """
+    """A prompt, its reference answer, and the other columns, which rewards take by name; so an answer column with
+    another name than `answer` stays among them."""
     value = row_value(row)
     name = columns.messages or columns.prompt
     assert name is not None
@@ -262,8 +254,7 @@ def is_trained(message: Message) -> bool:
 
 
 def template_kwargs_of(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's keyword arguments for the chat template: the columns `chat_template_kwargs` and `tools`, or JSON of
-    them."""
+    """A row's arguments for the chat template: the columns `chat_template_kwargs` and `tools`, or JSON of them."""
     given = _column(value, "chat_template_kwargs", {})
     if not isinstance(given, Mapping):
         raise Refused("chat_template_kwargs", f"must be an object, not {json_kind(given)}")

@@ -94,9 +94,8 @@ def _cumulative(lengths: Tensor) -> Tensor:
 
 
 def select(batch: Batch, trajectories: Seq[int]) -> tuple[Batch, Tensor]:
-    """The sub-batch of `trajectories`, in the order given, and `token_index` [n] int64 with
-    `part.tokens == batch.tokens[token_index]`, which slices any per-token tensor of the batch.
-    """
+    """The sub-batch of `trajectories`, in that order, and `token_index` [n] int64, where `part.tokens ==
+    batch.tokens[token_index]`: it slices any per-token tensor of the batch."""
     device = batch.tokens.device
     wanted = torch.tensor(list(trajectories), dtype=torch.int64, device=device)
     # [r, S]: True where sequence s belongs to the r-th selected trajectory.
@@ -173,12 +172,9 @@ def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
 
 
 def padded_microbatches(shapes: Seq[tuple[int, int]], budget: int) -> list[list[int]]:
-    """Split items, each (number of rows, longest row), into micro-batches of at most `budget` tokens after padding
-    every row to the longest (unless a single item exceeds it). Items of similar length are grouped: none shares a
-    micro-batch with one of more than twice its length.
-
-    Each micro-batch is in ascending order, and the largest comes first, as in `microbatches`.
-    """
+    """Split items, each (number of rows, longest row), into micro-batches of at most `budget` tokens after padding to
+    the longest row (unless one item exceeds it), largest first, as `microbatches`. Items of similar length are grouped:
+    none shares a micro-batch with one of more than twice its length."""
     if budget < 1:
         raise ValueError(f"a micro-batch needs a token budget of at least 1, not {budget}")
     parts: list[list[int]] = []

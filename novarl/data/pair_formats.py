@@ -75,9 +75,7 @@ class LabelledExample:
 
 def detect_pairs(rows: Sequence[RawRow], *, keys: Columns, where: str, labels: bool) -> Columns:
     """The columns to read, from the user's `keys` and the first rows; with `labels` also those of labelled rows.
-
-    Raises NovaError if no format or more than one fits, the keys contradict each other, or a named column is missing.
-    """
+    NovaError: no format or several fit, keys contradict each other, or a named column is missing."""
     if keys.messages is not None and keys.prompt is not None:
         raise NovaError("messages_key and prompt_key cannot both be set", where=where, fix="keep one of them")
     present, names = columns_seen(rows, keys, where=where)

@@ -19,7 +19,6 @@ from novarl.data.dataset import (
     RowCounts,
     Source,
     as_sequence,
-    check_limits,
     load_rows,
     named,
     open_rows,
@@ -105,8 +104,7 @@ class Reading:
 
 def load_pairs(source: Source, reading: Reading, *, split: str | None = None) -> tuple[list[Pair], RowCounts]:
     """The pairs of a dataset, in order. Only answers are trained on. Raises NovaError as `load_sft` does."""
-    check_limits(reading.max_length, reading.max_bad_rows)
-    rows, where = open_rows(source, split)
+    rows, where = open_rows(source, split, max_length=reading.max_length, max_bad_rows=reading.max_bad_rows)
     columns = detect_pairs(rows, keys=reading.keys, where=where, labels=False)
 
     def build(row: RawRow) -> tuple[list[Pair], bool]:
@@ -119,12 +117,9 @@ def load_pairs(source: Source, reading: Reading, *, split: str | None = None) ->
 def load_labelled(
     source: Source, reading: Reading, *, split: str | None = None
 ) -> tuple[list[tuple[Labelled, ...]], RowCounts]:
-    """The labelled answers or texts of a dataset, grouped by row. The answer, or the whole text, is trained on.
-
-    A pair gives two examples: the chosen side is good, the rejected side bad. Raises NovaError as `load_sft` does.
-    """
-    check_limits(reading.max_length, reading.max_bad_rows)
-    rows, where = open_rows(source, split)
+    """The labelled answers or texts of a dataset, by row; a pair gives a good and a bad one. Raises NovaError as
+    `load_sft` does."""
+    rows, where = open_rows(source, split, max_length=reading.max_length, max_bad_rows=reading.max_bad_rows)
     columns = detect_pairs(rows, keys=reading.keys, where=where, labels=True)
 
     def build(row: RawRow) -> tuple[list[tuple[Labelled, ...]], bool]:
@@ -192,11 +187,8 @@ def _rendered(row: RawRow, messages: Seq[Message], context: int, name: str, read
 
 
 def _fit(sides: Seq[Rendered], names: Seq[str], reading: Reading) -> tuple[list[Sequence], bool]:
-    """Answers to one prompt cut to `max_length`, and whether anything was cut.
-
-    The prompt is cut at its beginning, equally for all sides, but keeps half of `max_length`. Sides that are still too
-    long are then cut at their end.
-    """
+    """Answers to one prompt cut to `max_length`, and whether anything was cut: the prompt at its beginning, equally for
+    all (half of `max_length` is kept), then answers at their end."""
     most = reading.max_length
     longest = max(len(tokens) for tokens, _ in sides)
     if longest <= most:

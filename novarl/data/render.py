@@ -28,13 +28,9 @@ def render_prompt(
     apply_chat_template: bool = True,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
-    """The prompt tokens of the policy, up to the end of the assistant turn's header.
-
-    template_kwargs: keyword arguments of the template, such as `tools` or `enable_thinking`
-
-    Raises NovaError if the tokenizer has no chat template, and Refused if it rejects the messages or the prompt is
-    empty.
-    """
+    """The prompt tokens of the policy, up to the end of the assistant turn's header; `template_kwargs` are arguments of
+    the template, such as `tools`. NovaError: there is no chat template. Refused: it rejects the messages, or nothing is
+    rendered."""
     _, tokens = _prompt(tokenizer, messages, apply_chat_template, template_kwargs)
     if not apply_chat_template:
         tokens = [*_missing_bos(tokenizer, tokens), *tokens]
@@ -93,11 +89,9 @@ def render_sft(
 def turn_text(
     tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int], *, ended: bool, apply_chat_template: bool = True
 ) -> str:
-    """The content of a turn that was sampled as `tokens` after `prompt`: the inverse of rendering.
-
-    Special tokens are kept. With `ended` the last token, which ended the turn, is removed, and so are the white space
-    and text that the chat template writes around the content.
-    """
+    """The content of a turn that was sampled as `tokens` after `prompt`: the inverse of rendering. Special tokens are
+    kept. With `ended` the last token, which ended the turn, is removed, and what the chat template writes around the
+    content."""
     kept = list(tokens[:-1] if ended else tokens)
     if not apply_chat_template or not tokenizer.chat_template:
         return text_after(tokenizer, prompt, kept)

@@ -38,8 +38,7 @@ class Rows(Generic[T]):
         return {"rows": self.summary(), "train_rows": len(self.train)}
 
     def check_same(self, facts: Mapping[str, Any], run_dir: Path) -> None:
-        """Raise NovaError if the number of training rows differs from the checkpoint's, as its position would be
-        wrong."""
+        """Raise NovaError if the checkpoint's number of training rows differs, since its position would be wrong."""
         before, now = facts.get("train_rows", len(self.train)), len(self.train)
         if before != now:
             raise NovaError(
@@ -83,10 +82,8 @@ def _content(item: object) -> tuple[int, ...]:
 
 
 def set_aside(items: list[T], most: int, sizes: Sequence[int] | None = None) -> tuple[list[T], list[T]]:
-    """(train, held out): every k-th row is held out, at most `most` and a tenth of all, independent of the seed.
-
-    `sizes`: the number of consecutive items per row (default 1), which stay in the same split.
-    """
+    """(train, held out): every k-th row, at most `most` and a tenth of all, whatever the seed. `sizes`: consecutive
+    items per row (default 1), which stay together."""
     sizes = [1] * len(items) if sizes is None else sizes
     count = min(most, len(sizes) // HELD_OUT_SHARE)
     if count == 0:

@@ -27,12 +27,9 @@ def policy_of(
     gradient_checkpointing: bool = False,
     attn: str = "auto",
 ) -> Policy:
-    """The policy that trains `model` in place. Raises NovaError if it is not a causal language model.
-
-    A transformers model runs as one that is loaded does, a built-in one too; any other module by its own `forward`
-    (`models.plain`). Without a `tokenizer`, tokens are those of `ByteTokenizer`: right for the built-in models and for
-    modules of the user's own with 262 tokens or more.
-    """
+    """The policy that trains `model` in place: a transformers model as if it were loaded, a built-in one, or any other
+    module by its own `forward` (`models.plain`). Without a `tokenizer`, tokens are those of `ByteTokenizer`, for the
+    built-in models and modules with 262 tokens or more. NovaError if it is not a causal language model."""
     device, name = torch.device(device), type(model).__name__
     compute_dtype = COMPUTE_DTYPES[dtype]
     model.to(device=device, dtype=torch.float64 if compute_dtype is torch.float64 else torch.float32)

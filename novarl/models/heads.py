@@ -59,11 +59,9 @@ class ValueModel(nn.Module):
 
 
 def with_head(model: nn.Module, *, separate: bool = False) -> ValueModel:
-    """`model` with a zero scalar head of its width, in the dtype and on the device of its language-model head.
-
-    By default the value model shares `model` and its weights. `separate` makes a copy (with LoRA: its own adapters on
-    the same base). Its language-model head is unused, so it is frozen unless tied to the embedding.
-    """
+    """`model` with a zero scalar head, of the width, dtype and device of its language-model head. The value model
+    shares `model` and its weights; `separate` makes a copy (with LoRA: own adapters on the same base), whose unused
+    language-model head is frozen unless tied to the embedding."""
     if separate:
         model = sibling(model)
     weight, bias = language_head(model)
@@ -83,12 +81,9 @@ def token_values(
     layout: Layout = "auto",
     compute_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The values [M] at the flat `positions` [M] int64 of a batch; position p depends on its sequence up to p.
-
-    For a critic `positions = batch.prev[batch.mask]`, for a reward model `last_positions(batch)`. The head runs in the
-    dtype of its weights, whatever `compute_dtype`. Raises ValueError for a negative position, such as a first token's
-    `prev`.
-    """
+    """The values [M] at the flat `positions` [M] int64, each of which depends on its sequence up to there:
+    `batch.prev[batch.mask]` for a critic, `last_positions(batch)` for a reward model. The head runs in the dtype of its
+    weights. ValueError for a negative position, such as a first token's `prev`."""
     if positions.numel() and int(positions.min()) < 0:
         raise ValueError(f"positions must not be negative: {int(positions.min())}")
     hidden = hidden_states(
@@ -129,10 +124,8 @@ def refuse_reward_model(name: str) -> None:
 
 
 def load_head(folder: str | Path, model: nn.Module) -> ScalarHead:
-    """The head that `save_with_head` wrote to `folder`, bit-exact, on the device of `model`.
-
-    Raises NovaError if it is missing, cannot be read, or has another width.
-    """
+    """The head that `save_with_head` wrote, bit-exact, on the device of `model`. NovaError: it is missing, cannot be
+    read, or has another width."""
     path = Path(folder, VALUE_HEAD)
     if not path.is_file():
         raise NovaError(

@@ -84,11 +84,8 @@ def load(
     trust: Trust = NOTHING,
 ) -> Policy:
     """The policy called `name`: "tiny" or "small" (drawn from `seed`, head `tied` or not), a directory, or a Hub id.
-
-    `attn`: the kernel for packed attention, "auto" or a name (`attention.choose_kernel`). `trust`: the models whose
-    code may be run and whose pickles may be read; by default none. Raises NovaError if `name` is not a causal language
-    model.
-    """
+    `attn`: the kernel for packed attention (`attention.choose_kernel`). `trust`: the models whose code may be run and
+    whose pickles may be read, by default none. NovaError if `name` is not a causal language model."""
     if dtype not in COMPUTE_DTYPES:
         raise NovaError(f"unknown dtype '{dtype}'", where="dtype", fix=f"one of {', '.join(COMPUTE_DTYPES)}")
     compute_dtype, device = COMPUTE_DTYPES[dtype], torch.device(device)
@@ -131,11 +128,8 @@ def load(
 
 
 def save(policy: Policy, directory: str | Path) -> None:
-    """Save model, generation config and tokenizer, for `load` and `AutoModelForCausalLM.from_pretrained`.
-
-    Adapters are merged into what is written; the model itself stays as it is. All ranks call it where the model is
-    sharded, and the first one writes.
-    """
+    """Save model, generation config and tokenizer, for `load` and transformers. Adapters are merged in what is written
+    only. All ranks of a sharded model call it; the first one writes."""
     model, sharding = merged(gather(policy.model)), sharding_of(policy.model)
     if sharding is not None and sharding.ranks.rank > 0:
         return
@@ -217,11 +211,9 @@ def eos_ids_of(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
 
 
 def context_of(config: Any, tokenizer: Any, name: str) -> tuple[int, str | None]:
-    """The maximum sequence length, and why it is shorter than the configuration states.
-
-    transformers computes rotary embeddings for a whole batch from its longest row: beyond some length, one long row
-    would change the log-probabilities of all others. For "dynamic" rotary embeddings that length is the stated one.
-    """
+    """The maximum sequence length, and why it is shorter than the configuration states: transformers computes rotary
+    embeddings for a batch from its longest row, so beyond some length ("dynamic" ones: the stated one) one long row
+    would change the log-probabilities of all others."""
     text = config.get_text_config()
     stated = getattr(text, "max_position_embeddings", None)
     if stated is None:
@@ -274,10 +266,8 @@ def _model_within(path: Path) -> Path | None:
 
 
 def _own_tokenizer(directory: Path) -> ByteTokenizer | None:
-    """The tokenizer of a built-in model saved by `save`: a plain qwen3 with the byte tokenizer.
-
-    None if `directory` contains something else.
-    """
+    """The tokenizer of a built-in model saved by `save`: a plain qwen3 with the byte tokenizer. None for other
+    models."""
     if not (directory / "model.safetensors").is_file():
         return None
     if (tokenizer := ByteTokenizer.read(directory)) is None:

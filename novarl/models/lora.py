@@ -40,11 +40,8 @@ class LoraSettings:
 
 
 def targets(model: nn.Module, settings: LoraSettings) -> list[str]:
-    """The full names of the layers to adapt. The head is excluded, because log-probabilities read its weight directly.
-
-    Raises NovaError if PEFT is missing, the model has no linear layer, a name matches none, or the rank is too large
-    for every layer.
-    """
+    """The full names of the layers to adapt; not the head, whose weight is read directly. NovaError: no PEFT, no linear
+    layer, a name matches none, or the rank is too large for every layer."""
     _peft()
     head = model.get_output_embeddings()  # type: ignore[operator]
     linear = {name: module for name, module in model.named_modules() if module is not head and _is_linear(module)}

@@ -10,8 +10,7 @@ from novarl.distributed.shard import gather
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """A copy of `model` with weights of its own, which stays as it is: no gradients, evaluation mode. Of a sharded
-    model, a whole copy on every rank."""
+    """A frozen copy of `model` in evaluation mode. Of a sharded model, a whole copy on every rank."""
     return freeze(copy.deepcopy(gather(model)))
 
 

@@ -278,11 +278,9 @@ class Backbone(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The language model: `model` (the backbone) and `lm_head`, tied to the embedding or separate.
-
-    Weights are drawn from N(0, initializer_range) with a separate generator: equal seeds give equal weights, and the
-    global generator is not used. With seed None they are uninitialised, for callers that load weights.
-    """
+    """The language model: `model` (the backbone) and `lm_head`, tied to the embedding or separate. Weights are drawn
+    from N(0, initializer_range) with a generator of their own, so equal seeds give equal weights. With seed None they
+    are uninitialised, for callers that load them."""
 
     packed_kernel: Kernel = "sdpa"
     """The kernel for packed attention."""

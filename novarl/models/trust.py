@@ -13,8 +13,7 @@ PICKLES = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Directories and Hub ids of models whose Python code may be run (`code`) and whose pickle files may be read
-    (`pickles`)."""
+    """The models, by directory or Hub id, whose Python code may be run and whose pickle files may be read."""
 
     code: tuple[str, ...] = ()
     pickles: tuple[str, ...] = ()

@@ -39,10 +39,8 @@ BUDGET = 16_384
 
 
 class ModelReward:
-    """The reward of each conversation's last answer.
-
-    What is longer than the model's context loses its beginning. A rollout that its chat template refuses fails alone.
-    """
+    """The reward of each conversation's last answer. What exceeds the context loses its beginning; what the chat
+    template refuses fails alone."""
 
     time_limit: float | None = None
     """A model computes without waiting: no limit of the caller's could end it."""
@@ -123,10 +121,8 @@ class ModelReward:
 def load_model_reward(
     place: str, *, device: str = "cpu", where: str | None = None, trust: Trust = NOTHING
 ) -> ModelReward:
-    """The reward model in `place`: a run of novarl rm, one of its checkpoints, or the model folder itself.
-
-    NovaError, at `where` (the key that named it): nothing is there, it is no reward model, or it cannot be read.
-    """
+    """The reward model in `place`: a run of novarl rm, a checkpoint or its model folder. NovaError, at `where` (the key
+    that named it): it is none, or cannot be read."""
     folder = _folder(place, where or f"reward=model:{place}")
     settings = _settings(folder)
     trust = trust.of_copy(place, str(folder))

@@ -68,11 +68,8 @@ class Task:
     train_rows: int = 2000
 
     def rows(self, split: Split, n: int | None = None, seed: int = 0) -> list[Row]:
-        """`n` distinct rows for training (default `train_rows`) or held out (default 500), with ids "sort/train/41".
-
-        Seed 0 gives the standard rows of a task; another seed gives others, with the seed in their ids. Raises
-        NovaError if the task has fewer than `n` distinct problems.
-        """
+        """`n` distinct rows for training (default `train_rows`) or held out (default 500), with ids "sort/train/41"; a
+        seed other than 0 gives other rows and is part of their ids. NovaError if there are fewer than `n` problems."""
         if split not in ("train", "held_out"):
             raise NovaError(f"unknown split {split!r}", where=f"task {self.name}", fix="use train or held_out")
         wanted = n if n is not None else self.train_rows if split == "train" else 500

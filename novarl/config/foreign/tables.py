@@ -111,8 +111,6 @@ def _names(text: str) -> list[str]:
     >>> _names("lr {actor,critic}.tp_size")
     ['lr', 'actor.tp_size', 'critic.tp_size']
     """
-    if "{" not in text:
-        return text.split()
     return [name for word in text.split() for name in _spread(word)]
 
 

@@ -75,8 +75,7 @@ def _check_configuration(name: str, error: Exception) -> None:
 
 
 def _check_buffers(config: Any, name: str, code: dict[str, bool]) -> None:
-    """Raise NovaError if a model of this configuration would allocate huge buffers. Its parameters are compared with
-    the weights before they take memory."""
+    """Raise NovaError for huge buffers. Parameters are compared with the weights before they take memory."""
     from transformers import AutoModelForCausalLM
 
     try:

@@ -15,8 +15,8 @@ from novarl.core.types import Env, Prompt
 from novarl.envs.interact import load_interact
 from novarl.envs.single_turn import SingleTurn
 from novarl.rewards.compose import RewardSet
-from novarl.rewards.progress import Progress
 from novarl.rewards.registry import find_reward
+from novarl.rewards.services import Progress
 from novarl.rewards.user_file import from_function
 from novarl.rewards.verdict import Scorer
 from novarl.tasks.registry import Task

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from novarl.config.base import Config
+from novarl.config.foreign.rows import Alias
 from novarl.config.keys import is_open, keys, nearest
-from novarl.config.names import Entry, active, canonical, ignored
+from novarl.config.names import Entry, canonical, ignored, single
 from novarl.config.tree import TREES
 from novarl.core.config_files import dump, parse_value, read
 from novarl.core.errors import NovaError
@@ -124,7 +125,7 @@ def _override(text: str, tree: type[Config]) -> Iterator[Entry]:
     if match is None:
         raise NovaError(f"expected key=value, got {text[:60]!r}", where=COMMAND_LINE, fix="write steps=100")
     name, value = match[1], match[2]
-    alias = active(tree).get(name)
+    alias = single(tree, Alias).get(name)
     key = keys(tree).get(alias.new[0] if alias else name)
     if key is not None and key.text and value.strip() not in ("", "null", "~"):
         yield Entry(name, value, name, COMMAND_LINE)

@@ -62,11 +62,6 @@ def meanings(tree: type[Config]) -> dict[str, tuple[Row, ...]]:
     return found
 
 
-def active(tree: type[Config]) -> dict[str, Alias]:
-    """The aliases of one kind of run with a single meaning, by their old name."""
-    return single(tree, Alias)
-
-
 @cache
 def single(tree: type[Config], kind: type[Kind]) -> dict[str, Kind]:
     """The names of one kind of run whose single meaning is a row of this kind."""
@@ -230,7 +225,7 @@ def _join_run_dir(entries: list[Entry], tree: type[Config]) -> list[Entry]:
     """Project and experiment name as the run directory `runs/PROJECT/EXPERIMENT`, unless run_dir is set."""
     named = {RUN_NAMES[e.path]: e for e in entries if e.path in RUN_NAMES and e.value is not None}
     entries = [entry for entry in entries if entry.path not in RUN_NAMES]
-    aliases = active(tree)
+    aliases = single(tree, Alias)
     if not named or any("run_dir" in (e.path, *(aliases[e.path].new if e.path in aliases else ())) for e in entries):
         return entries
     if "experiment" not in named:
@@ -290,7 +285,7 @@ def _join_adapters(entries: list[Entry], tree: type[Config]) -> list[Entry]:
         return [entry for entry in entries if entry.path != "use_peft"]
     if not isinstance(given.value, bool):
         raise NovaError(f"must be true or false, got {given.value!r:.60}", where=given.place, fix="write true or false")
-    at, aliases = entries.index(given), active(tree)
+    at, aliases = entries.index(given), single(tree, Alias)
     named = [(entry, aliases[entry.path].new[0] if entry.path in aliases else entry.path) for entry in entries]
     if given.value:
         settled = {new for entry, new in named if entry.value is not None}
@@ -434,7 +429,7 @@ def _unknown(entry: Entry, tree: type[Config]) -> NovaError:
     if elsewhere := [kind for kind, other in TREES.items() if name in keys(other) or _has_alias(name, other)]:
         fix = f"only novarl {', '.join(elsewhere)} has it: remove it"
         return NovaError("unknown key", where=entry.place, fix=fix)
-    near = nearest(name, [*keys(tree), *sections(tree)]) or nearest(name, [*active(tree), *single(tree, Fixed)])
+    near = nearest(name, [*keys(tree), *sections(tree)]) or nearest(name, [*single(tree, Alias), *single(tree, Fixed)])
     fix = f"did you mean {near}?" if near else "docs/names.md lists all keys"
     return NovaError("unknown key", where=entry.place, fix=fix)
 

@@ -87,7 +87,9 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
     if value is None:
         raise NovaError("the file contains only comments", where=str(path), fix="set at least task or data")
     if not isinstance(value, dict):
-        raise NovaError(f"expected `key: value` lines, found a {_kind(value)}", where=str(path), fix="write task: sort")
+        kinds = {list: "list", str: "text", int: "number", float: "number", bool: "truth value"}
+        what = f"expected `key: value` lines, found a {kinds.get(type(value), 'value')}"
+        raise NovaError(what, where=str(path), fix="write task: sort")
     return value, lines
 
 
@@ -126,10 +128,6 @@ def dump(value: Mapping[str, Any]) -> str:
 
 def _plain(text: str) -> Any:
     return next((convert(text) for pattern, convert in _RULES.values() if pattern.fullmatch(text)), text)
-
-
-def _kind(value: Any) -> str:
-    return {list: "list", str: "text", int: "number", float: "number", bool: "truth value"}.get(type(value), "value")
 
 
 def _yaml(text: str, path: Path) -> tuple[Any, Lines]:

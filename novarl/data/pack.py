@@ -22,11 +22,9 @@ from novarl.core.types import Batch, Prompt, Rollout, Scored, Sequence
 
 
 def pack(scored: Seq[Scored], *, dtype: torch.dtype = torch.float32) -> Batch:
-    """Trajectory r of the batch is `scored[r]`, with its sequences in order. `dtype` is that of the float columns.
-
-    A baseline rollout has a mask that is False everywhere. `reward_names` are in order of appearance; `rewards` is NaN
-    where a rollout lacks a reward that others have. Raises ValueError for a failed rollout (exclude those first).
-    """
+    """Trajectory r of the batch is `scored[r]`, with its sequences in order; `dtype` is that of the float columns. A
+    baseline's mask is False everywhere. `rewards`, whose names are in order of appearance, are NaN where a rollout
+    lacks one. ValueError for a failed rollout."""
     for one in scored:
         if one.reward is None or one.rollout.status == "failed":
             raise ValueError(f"a failed rollout of prompt {one.rollout.prompt.id} cannot be packed")
@@ -134,11 +132,9 @@ def padded(values: Tensor, cu_seqlens: Tensor, fill: float) -> Tensor:
 
 
 def partition(lengths: Seq[int], parts: int) -> list[list[int]]:
-    """Split items over `parts` ranks with a small maximum sum (longest first, each to the lightest part).
-
-    At most 4/3 of the optimum (Graham, 1969). Ties go to the lower index; each part is in ascending order and may be
-    empty. Raises ValueError if `parts` is below 1.
-    """
+    """Split items over `parts` ranks with a small maximum sum: longest first, each to the lightest part, which is at
+    most 4/3 of the optimum (Graham, 1969). Ties go to the lower index; parts are ascending and may be empty. ValueError
+    if `parts` is below 1."""
     if parts < 1:
         raise ValueError(f"cannot split over {parts} parts")
     assigned: list[list[int]] = [[] for _ in range(parts)]
@@ -151,11 +147,9 @@ def partition(lengths: Seq[int], parts: int) -> list[list[int]]:
 
 
 def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
-    """Split items into few micro-batches of similar size, of at most `budget` tokens (unless one item exceeds it).
-
-    Each micro-batch is in ascending order. The largest comes first, so that its memory can be reused by the others and
-    a lack of memory shows immediately. Raises ValueError if `budget` is below 1.
-    """
+    """Split items into few micro-batches of similar size, of at most `budget` tokens (unless one item exceeds it), each
+    ascending. The largest comes first, so that its memory is reused and a lack of memory shows at once. ValueError if
+    `budget` is below 1."""
     if budget < 1:
         raise ValueError(f"a micro-batch needs a token budget of at least 1, not {budget}")
     alone = [[index] for index, length in enumerate(lengths) if length > budget]
@@ -192,11 +186,9 @@ def padded_microbatches(shapes: Seq[tuple[int, int]], budget: int) -> list[list[
 
 
 def minibatches(groups: Seq[int], k: int, seed: int) -> list[list[int]]:
-    """Split trajectories, given by their group ids, randomly into `k` minibatches of similar size, one per update.
-
-    Groups are split only if there are fewer groups than minibatches. There are fewer than `k` minibatches only if there
-    are fewer trajectories. Each is in ascending order. Raises ValueError if k is below 1.
-    """
+    """Split trajectories, given by their group ids, randomly into `k` ascending minibatches of similar size, one per
+    update. Groups are split only if there are fewer of them than minibatches; there are fewer than `k` only with fewer
+    trajectories. ValueError if `k` is below 1."""
     if k < 1:
         raise ValueError(f"cannot split into {k} minibatches")
     if not groups:

@@ -75,12 +75,10 @@ def pack_labelled(rows: Seq[Labelled], *, dtype: torch.dtype = torch.float32) ->
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How rows are tokenized. Limits and reports are those of `dataset.load_sft`.
-
-    If a side has more than `max_length` tokens, the prompt is cut at its beginning (but keeps half of `max_length`) and
-    then the answer at its end. A text is cut at its end, with `on_long="keep_end"` at its beginning. A row is refused
-    if nothing of an answer is left, if both sides become equal, or with `on_long="refuse"`.
-    """
+    """How rows are tokenized; limits and reports are those of `dataset.load_sft`. Of a side with more than `max_length`
+    tokens the prompt is cut at its beginning (half of `max_length` is kept), then the answer at its end; of a text the
+    end is cut, with `on_long="keep_end"` the beginning. A row is refused if no answer is left, if both sides become
+    equal, or with `on_long="refuse"`."""
 
     tokenizer: Tokenizer
     max_length: int

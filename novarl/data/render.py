@@ -48,15 +48,13 @@ def render_sft(
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Rendered]:
     """Tokens and mask of a conversation. The loss covers every assistant turn after the first `context` messages,
-    except turns with `weight: 0` or `train: false`.
-
-    Within a turn, the content and its end token are trained on, not the header or the white space that separates turns.
-    If the template ends a turn in plain text or not at all, the eos token is appended.
+    except turns with `weight: 0` or `train: false`: the content and its end token, not the header or the white space
+    that separates turns. If the template ends a turn in plain text or not at all, the eos token is appended.
 
     The result is usually one sequence. A turn whose prompt does not begin with the sequence so far (the template drops
-    earlier thoughts, or omits an eos that was trained on) starts a new sequence, so that each turn is trained on after
-    exactly the tokens that precede it at inference. Raises Refused if the template rejects the messages, contradicts
-    itself, or leaves nothing to train on.
+    earlier thoughts, or omits an eos that was trained on) starts a new one, so that each turn is trained on after
+    exactly the tokens that precede it at inference. Refused: the template rejects the messages, contradicts itself, or
+    leaves nothing to train on.
     """
     sequences: list[tuple[list[int], list[bool]]] = []
     ends = turn_ends(tokenizer) if apply_chat_template else (tokenizer.eos_token_id,)

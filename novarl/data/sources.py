@@ -26,12 +26,9 @@ _HUB_ID = re.compile(r"(?P<id>[\w.-]{1,96}(/[\w.-]{1,96})?)(:(?P<config>[\w.-]+)
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row of a source: its `value`, or the `error` if it could not be read.
-
-    `where` names the row in messages and, as the id of its prompt, its random stream: "rows.jsonl:12" (a line),
-    "rows.json:31[7]" (line 31, element 7), "rows.parquet:12" (the 12th row). It contains no directory, so moving the
-    file does not change the run.
-    """
+    """One row of a source: its `value`, or the `error` if it could not be read. `where` names it in messages and, as
+    the id of its prompt, its random stream: "rows.jsonl:12" (a line), "rows.json:31[7]" (line 31, element 7),
+    "rows.parquet:12" (the 12th row). It has no directory, so that a file may be moved."""
 
     index: int
     where: str

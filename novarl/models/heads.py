@@ -25,11 +25,9 @@ VALUE_HEAD = "value_head.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class RewardOutput:
-    """The output of a reward model for a batch: `sequence` [S], and optionally `token` [N], its per-token parts.
-
-    A scalar head evaluated at the last token has no `token`. Implicit rewards (`algos.implicit_prm`) have one, whose
-    sum over a sequence's mask is `sequence`. Summing per-token values is not a sequence reward and is not done here.
-    """
+    """The output of a reward model for a batch: `sequence` [S], and of implicit rewards (`algos.implicit_prm`) `token`
+    [N], the parts whose sum over a sequence's mask is `sequence`. A scalar head evaluated at the last token has no
+    `token`."""
 
     sequence: Tensor
     token: Tensor | None = None

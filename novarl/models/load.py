@@ -43,13 +43,10 @@ UNSTATED_CONTEXT = 32_768
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A language model with everything needed to sample from it and train it.
-
-    `eos_ids` are all ids that end a completion, `context` is the maximum sequence length, `compute_dtype` the dtype of
-    `forward`, `template_kwargs` keyword arguments of the chat template for every row, `template_date` the current date
-    for templates that use it, `padded_because` why the model does not support packing (None: it does),
-    `context_because` why its context is shorter than its configuration says (None: it is not).
-    """
+    """A language model with everything needed to sample from it and train it. `eos_ids` end a completion, `context` is
+    the maximum sequence length, `compute_dtype` the dtype of `forward`; `template_kwargs` are the chat template's
+    arguments for every row, `template_date` is its current date. `padded_because` says why packing is not supported
+    (None: it is), `context_because` why the context is shorter than configured (None: it is not)."""
 
     model: nn.Module
     tokenizer: Tokenizer

@@ -233,15 +233,7 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        *,
-        keep: Tensor | None = None,
-        **context: Any,
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, *, keep: Tensor | None = None, **context: Any) -> Tensor:
         """x [B, L, D] to the same shape, or to [B, K, D] if only the positions `keep` [K] are needed. `context` is what
         the attention reads."""
         mixed = self.self_attn(self.input_layernorm(x), cos, sin, keep=keep, **context)
@@ -317,9 +309,8 @@ class Decoder(nn.Module):
 
         `attention_mask` bool [B, 1, L, K] is True where a query may attend; by default attention is causal.
         `packed_sequences` describes the sequences on the flat axis of B = 1: each attends only to itself. `keep` int64
-        [K]: return hidden states only at these positions, [B, K, D]. The last layer then computes attention outputs and
-        the MLP only for them. `use_cache` is accepted for compatibility: keys are cached exactly if `past_key_values`
-        is given.
+        [K]: the positions that are needed, [B, K, D], for which alone the last layer computes its output. `use_cache`
+        is accepted for compatibility: keys are cached exactly if `past_key_values` is given.
         """
         if use_cache and past_key_values is None:
             raise ValueError("use_cache=True requires past_key_values")

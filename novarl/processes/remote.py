@@ -23,12 +23,15 @@ from novarl.processes.child import Child, Died, has_one_thread
 
 
 class RemoteObject:
-    """The parent's end of the process `what` (as errors name it), with `fix` for a user where it has died, variables
-    `environ` of its own, and `fork`: whether it is a fork (None: where this process has a single thread).
+    """The parent's end. One call at a time; `close` may come from another thread, and ends a call that is under way.
 
-    One call at a time; `close` may come from another thread, and ends a call that is under way. Errors of every call:
-    those raised in the child, with their traceback as a note, and NovaError where it ended. Those of `make` come with
-    the first call.
+    what:    what the process does, as errors name it ("the sampling process")
+    fix:     what a user can do when it has died
+    environ: variables that only the child has
+    fork:    whether the child is a fork; None: where this process has a single thread
+
+    Errors, of every call: those raised in the child, with their traceback as a note, and NovaError where the child
+    ended. What `make`'s function raises comes with the first call.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from typing import Any
 from novarl.core.errors import NovaError
 from novarl.core.types import Rollout, Scored
 from novarl.rewards.early import Begun, Early
-from novarl.rewards.progress import Progress
+from novarl.rewards.services import Progress
 from novarl.rewards.verdict import Failure, Logged, Scorer, Verdict, check
 
 

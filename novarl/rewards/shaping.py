@@ -44,9 +44,7 @@ def overlong(*, max_completion_len: int | None = None, soft_punish_cache: int | 
     if soft_punish_cache > max_completion_len:
         what = f"soft_punish_cache={soft_punish_cache} exceeds max_completion_len={max_completion_len}"
         raise NovaError(
-            what,
-            where=f"reward.{name}",
-            fix="the penalty begins soft_punish_cache tokens before the limit",
+            what, where=f"reward.{name}", fix="the penalty begins soft_punish_cache tokens before the limit"
         )
     longest, cache = max_completion_len, soft_punish_cache
     return PerRollout(lambda rollout: soft_overlong(len(sampled(rollout)), longest=longest, cache=cache))

@@ -15,7 +15,7 @@ from novarl.config.foreign.rows import Alias, Fixed
 from novarl.config.foreign.tables import rows
 from novarl.config.keys import is_key, keys, nearest
 from novarl.config.load import load
-from novarl.config.names import active, meanings, single
+from novarl.config.names import meanings, single
 from novarl.config.names_page import page
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import TREES, EvalConfig, RLConfig, SampleConfig, SFTConfig
@@ -57,7 +57,7 @@ def changed(tmp_path: Path) -> Callable[..., Config]:
 
 ALIASES = [row for row in rows() if isinstance(row, Alias)]
 FIXED = [row for row in rows() if isinstance(row, Fixed)]
-ALL = [(tree, alias) for tree in TREES.values() for alias in ALIASES if active(tree).get(alias.old) is alias]
+ALL = [(tree, alias) for tree in TREES.values() for alias in ALIASES if single(tree, Alias).get(alias.old) is alias]
 CASES = [next(case for case in ALL if case[1] is alias) for alias in ALIASES if any(alias is one for _, one in ALL)]
 """Each alias with the first kind of run that has it."""
 

@@ -16,7 +16,7 @@ from novarl.config.foreign.rows import Alias, Hint
 from novarl.config.foreign.tables import rows
 from novarl.config.keys import keys
 from novarl.config.load import load
-from novarl.config.names import active, meanings, single
+from novarl.config.names import meanings, single
 from novarl.config.names_page import page
 from novarl.config.tree import TREES, DPOConfig, EvalConfig, RLConfig, SFTConfig
 from novarl.core.errors import NovaError, NovaErrors
@@ -53,9 +53,9 @@ GOES_WITH: dict[str, list[str]] = {
 """What a key needs beside it, by its path or its section."""
 ALIASES = [row for row in rows() if isinstance(row, Alias)]
 HOLDS = [
-    next((tree, alias) for tree in TREES.values() if active(tree).get(alias.old) is alias)
+    next((tree, alias) for tree in TREES.values() if single(tree, Alias).get(alias.old) is alias)
     for alias in ALIASES
-    if any(active(tree).get(alias.old) is alias for tree in TREES.values())
+    if any(single(tree, Alias).get(alias.old) is alias for tree in TREES.values())
 ]
 """Each alias with the first kind of run that has it."""
 HINTED = [
@@ -99,7 +99,7 @@ def test_a_hint_says_what_to_do_instead(tree: type[Config]) -> None:
     mine = single(tree, Hint).values()
     if not mine:
         return
-    assert not {row.old for row in mine} & {*keys(tree), *active(tree)}
+    assert not {row.old for row in mine} & {*keys(tree), *single(tree, Alias)}
     with pytest.raises(NovaErrors) as caught:
         load(tree, preset={"task": "sort"}, overrides=[f"{row.old}=1" for row in mine])
     told = [f"command line {row.old}: {row.what} ({row.fix})" for row in mine]

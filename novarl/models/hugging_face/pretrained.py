@@ -27,12 +27,7 @@ COPY_TOKENIZER = "copy tokenizer.json and tokenizer_config.json from the origina
 
 
 def load_pretrained(
-    name: str,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    gradient_checkpointing: bool = False,
-    trust: Trust = NOTHING,
+    name: str, *, dtype: torch.dtype, device: torch.device, gradient_checkpointing: bool = False, trust: Trust = NOTHING
 ) -> tuple[Any, Tokenizer, str | None]:
     """Model (as `to_learn_from` makes it, with all dropout and router jitter 0), tokenizer, and why packing is not
     supported (None: it is), from a directory or Hub id. Code is run and pickles are read only if `trust` allows it.

@@ -19,19 +19,20 @@ from novarl.learn.fitting import Splits, fitting, joined
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import OptimSettings, put_weights, weights_of
 from novarl.learn.plan import piece, plan, trajectory_of_tokens
+from novarl.learn.supplier import Supplier
 from novarl.models.forward import Layout, shares
 from novarl.models.heads import ValueModel, token_values
 
 
 @dataclass(frozen=True, slots=True)
-class ValueScorer:
-    """Computes values of a batch; the counterpart of `Scorer` for value models."""
+class HeadReader:
+    """A model with a scalar head, and how it runs; the counterpart of `Scorer` for such models."""
 
     model: ValueModel
     layout: Layout = "auto"
     compute_dtype: torch.dtype = torch.float32
     splits: Splits = field(default_factory=Splits, compare=False)
-    """Split counts of the passes here and in the critic."""
+    """Split counts of the passes here and in the learner."""
 
     @property
     def device(self) -> torch.device:
@@ -42,11 +43,21 @@ class ValueScorer:
         """Whether shared prefixes are computed once."""
         return shares(self.model.model, self.layout)
 
-    def __call__(self, batch: Batch, positions: Tensor) -> Tensor:
-        """V [M] of the states at the flat `positions` [M]."""
+    def read(self, batch: Batch, positions: Tensor) -> Tensor:
+        """The scalars [M] at the flat `positions` [M]."""
         return token_values(
             self.model, batch, positions=positions, layout=self.layout, compute_dtype=self.compute_dtype
         )
+
+
+class ValueScorer(HeadReader):
+    """Computes values of a batch."""
+
+    __slots__ = ()
+
+    def __call__(self, batch: Batch, positions: Tensor) -> Tensor:
+        """V [M] of the states at the flat `positions` [M]."""
+        return self.read(batch, positions)
 
     @torch.no_grad()
     def values(self, batch: Batch, ranks: Ranks, budget: int, *, bootstrap: bool) -> tuple[Tensor, Tensor]:
@@ -144,8 +155,9 @@ class Critic:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-class SharedCritic:
-    """A value head on the policy's trunk, trained by `PolicyLearner` with the policy; a supplier of values."""
+class SharedCritic(Supplier):
+    """A value head on the policy's trunk, trained by `PolicyLearner` with the policy, whose state has it; a
+    supplier of values."""
 
     def __init__(self, scorer: ValueScorer, *, bootstrap: bool, ranks: Ranks, budget: int) -> None:
         self.scorer, self.bootstrap, self.ranks, self.budget = scorer, bootstrap, ranks, budget
@@ -162,9 +174,3 @@ class SharedCritic:
             "explained_variance": explained_variance(scores.values, credit.returns, batch.mask).item(),
             "return_mean": credit.returns[batch.mask].mean().item(),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The head is in the learner's state."""

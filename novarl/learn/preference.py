@@ -20,11 +20,9 @@ from novarl.core.types import Batch, Record, Sequence
 from novarl.data.pack import pack_sequences, padded, select
 from novarl.data.pairs import Labelled, Pair
 from novarl.distributed.ranks import Ranks
-from novarl.learn.accumulate import Accumulator, Scoring
-from novarl.learn.ledger import Ledger
 from novarl.learn.optim import OptimSettings
-from novarl.learn.plan import trajectory_of_tokens
 from novarl.learn.scorer import Scorer
+from novarl.learn.supervised import OfflineLearner
 
 Row = TypeVar("Row", Pair, Labelled)
 
@@ -32,42 +30,7 @@ SLAB = 1024
 """Sequences per batch when computing reference log-probabilities."""
 
 
-class TrajectoryLearner:
-    """Minimises the mean of a per-trajectory loss, which subclasses define."""
-
-    def __init__(self, model: nn.Module, scorer: Scoring, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
-        self.ranks, self.budget = ranks, budget
-        self.accumulator = Accumulator(model, scorer, optim=optim, ranks=ranks, budget=budget)
-        self.optimizer = self.accumulator.optimizer
-
-    def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of each trajectory of a micro-batch [R], and metrics by name, whose means are reported."""
-        raise NotImplementedError
-
-    def update(self, batch: Batch) -> Record:
-        """One optimiser update on the whole batch; the Record is the same on every rank."""
-        count = trajectory_of_tokens(batch)[batch.mask].unique().numel()
-
-        def backward(part: Batch, _: Tensor, ledger: Ledger) -> None:
-            losses, metrics = self.losses(part)
-            loss = losses.sum() / count
-            loss.backward()
-            ledger.count("micro_batches", min(1, part.reward.numel()))
-            ledger.sum("loss", loss)
-            for name, values in metrics.items():
-                ledger.mean(name, values)
-
-        record = self.accumulator.update(batch, backward)
-        return record | {"tokens": float(batch.tokens.numel())}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-
-
-class PreferenceLearner(TrajectoryLearner):
+class PreferenceLearner(OfflineLearner):
     """Trains on pairs with any loss of `algos.preference_losses.LOSSES` except kto, whose reference point needs answers
     to other prompts: its pairs become rows for `KTOLearner`. `options` are keywords of the loss."""
 
@@ -110,7 +73,7 @@ class PreferenceLearner(TrajectoryLearner):
         }
 
 
-class KTOLearner(TrajectoryLearner):
+class KTOLearner(OfflineLearner):
     """Trains on rows of `unpaired` with `algos.preference_losses.kto_unpaired`; the reference point is per batch."""
 
     def __init__(

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from novarl.compose.offline import RowLearner
 from novarl.compose.pair_rows import Answers
 from novarl.compose.preference import PreferenceTraining
 from novarl.compose.preference_plan import PreferencePlan, resolve_dpo
 from novarl.compose.settings import run_settings
-from novarl.compose.weights import optim_settings
 from novarl.config.preference import DPOConfig
 from novarl.core.types import Prompt, Scored
 from novarl.data.pairs import Pair
 from novarl.learn.preference import KTOLearner, PreferenceLearner
 from novarl.learn.reward_model import RatioScorer
 from novarl.loops.evaluate import Evaluation
-from novarl.models.load import Policy, save
+from novarl.models.load import Policy
 from novarl.run.judge import SHOWN, write_samples
 from novarl.run.lifecycle import Machine, Run
 from novarl.run.session import Session
@@ -40,19 +37,10 @@ class DPOTraining(PreferenceTraining):
         self.scored = RatioScorer(self.scorer, plan.beta, reference=plan.reference)
 
     def learner(self) -> RowLearner:
-        config, plan = self.settings, self.plan
-        shared: dict[str, Any] = {
-            "beta": plan.beta,
-            "optim": optim_settings(config.optim, lr=plan.lr, total=self.steps),
-            "ranks": self.machine.ranks,
-            "budget": config.micro.max_tokens,
-        }
+        plan, shared = self.plan, {"beta": self.plan.beta, **self.fitted()}
         if plan.strangers:
             return KTOLearner(self.policy.model, self.scorer, **shared, **plan.options)
         return PreferenceLearner(self.policy.model, self.scorer, loss=plan.loss, options=plan.options, **shared)
-
-    def write_model(self, folder: Path) -> None:
-        save(self.policy, folder)
 
     def show(self, session: Session, found: Evaluation | None) -> None:
         """Write samples.md: the policy's answers to the first prompts, next to the preferred answers."""

@@ -11,7 +11,7 @@ from novarl.compose.chat import date_facts, date_notes
 from novarl.compose.lora import adapt, adapter_state
 from novarl.compose.rows import subject
 from novarl.compose.sampling import greedy_sampler
-from novarl.compose.weights import read_policy, shard_policy
+from novarl.compose.weights import optim_settings, read_policy, shard_policy
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import SFTConfig
 from novarl.config.unread import without_effect
@@ -60,6 +60,12 @@ class OfflineTraining(Training):
     @abstractmethod
     def read_rows(self) -> Rows[Any]:
         """The training and held-out rows."""
+
+    def fitted(self) -> dict[str, Any]:
+        """The keywords that all learners share."""
+        config = self.settings
+        optim = optim_settings(config.optim, lr=self.lr, total=self.steps)
+        return {"optim": optim, "ranks": self.machine.ranks, "budget": config.micro.max_tokens}
 
     @abstractmethod
     def learner(self) -> RowLearner:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
@@ -39,7 +38,6 @@ from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
 from novarl.loops.state import LoopState, Pending
 from novarl.models.forward import head
-from novarl.models.load import save
 from novarl.observe.diagnosis import low_rate
 from novarl.run.fingerprint import fingerprint
 from novarl.run.judge import Judge, write_samples
@@ -170,9 +168,6 @@ class RLTraining(Training):
 
     def facts(self) -> Mapping[str, Any]:
         return date_facts(self.policy)
-
-    def write_model(self, folder: Path) -> None:
-        save(self.policy, folder)
 
     def begin(self, session: Session) -> None:
         tokens, turns = f"max_new_tokens={self.plan.max_tokens}", self.config.rollout.max_turns

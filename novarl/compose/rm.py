@@ -12,7 +12,6 @@ from novarl.compose.offline import RowLearner
 from novarl.compose.preference import PreferenceTraining
 from novarl.compose.preference_plan import PreferencePlan, resolve_rm
 from novarl.compose.settings import run_settings
-from novarl.compose.weights import optim_settings
 from novarl.config.preference import RMConfig
 from novarl.core.checkpoint import write_atomic
 from novarl.core.errors import visible
@@ -60,12 +59,7 @@ class RMTraining(PreferenceTraining):
         return model
 
     def learner(self) -> RowLearner:
-        config, plan, scored = self.settings, self.plan, self.scored
-        shared: dict[str, Any] = {
-            "optim": optim_settings(config.optim, lr=plan.lr, total=self.steps),
-            "ranks": self.machine.ranks,
-            "budget": config.micro.max_tokens,
-        }
+        plan, scored, shared = self.plan, self.scored, self.fitted()
         if plan.strangers:
             return KTOLearner(self.policy.model, self.scorer, beta=plan.beta, **shared)
         model = scored.model if isinstance(scored, HeadScorer) else self.policy.model

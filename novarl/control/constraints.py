@@ -24,12 +24,11 @@ Both are soft: they act after the measured step. `learn.guard` has hard limits o
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import ClassVar, Literal
 
-from novarl.core.errors import NovaError
+from novarl.control.controller import Adapting
 
 Sense = Literal["max", "min"]
 
@@ -45,7 +44,7 @@ def relative_error(excess: float, limit: float) -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class Constraint(ABC):
+class Constraint(Adapting):
     """A positive limit on a measured quantity; `sense` "max": at most the limit, "min": at least.
 
     Instead of `limit`, `fraction` sets the limit relative to the first measurement (only for "min": an entropy floor
@@ -53,7 +52,9 @@ class Constraint(ABC):
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "limit")
-    """The attributes saved in checkpoints."""
+    section: ClassVar[str] = "constraint"
+    noun: ClassVar[str] = "constraint"
+    chosen_by: ClassVar[str] = "mode"
 
     sense: Sense
     limit: float | None = None
@@ -102,22 +103,6 @@ class Constraint(ABC):
                 "set a limit",
             )
         return self.fraction * measured
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state as JSON values. The round trip through `load_state_dict` is exact."""
-        return {name: getattr(self, name) for name in self.memory}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. Raises NovaError for the state of another type of constraint."""
-        if set(state) != set(self.memory):
-            kept = f"the checkpoint contains {sorted(state)}, but {type(self).__name__} has {sorted(self.memory)}"
-            self.refuse("mode", kept, "resume with the original constraint")
-        for name in self.memory:
-            setattr(self, name, state[name])
-
-    def refuse(self, name: str, what: str, fix: str) -> NoReturn:
-        """Raise a NovaError for a setting."""
-        raise NovaError(what, where=f"constraint.{name}", fix=fix)
 
     def require(self, *names: str, zero: bool = False) -> None:
         """Check that settings are finite and above 0, or at least 0 with `zero`."""

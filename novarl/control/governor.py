@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from novarl.control.constraints import Constraint
+from novarl.control.controller import Controller
 from novarl.control.objectives import Objectives, combine
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Record, Scores
@@ -26,24 +27,14 @@ DERIVED = ("kl", "entropy", "length")
 """Objectives that are not rewards: a trajectory's sum of log pi_old - log pi_ref, of -log pi_old, and its length."""
 
 
-class Coefficient(Protocol):
-    """The interface of `control.controllers`."""
-
-    @property
-    def coef(self) -> float: ...
-    def update(self, measured: float, n: int = 1) -> float: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 @dataclass(slots=True)
 class Governor:
     """`kl` and `entropy` are the initial coefficients, fixed or controlled; constraint multipliers are added to them.
     `unit`: KL per token (`..kl_mean`) or per trajectory (`..kl_sequence`). `in_loss`: whether the KL coefficient is
     used by the learner or by credit."""
 
-    kl: Coefficient
-    entropy: Coefficient
+    kl: Controller
+    entropy: Controller
     in_loss: bool
     unit: Literal["token", "sequence"] = "token"
     constraints: dict[Literal["kl", "entropy"], Constraint] = field(default_factory=dict)

@@ -88,6 +88,11 @@ class Evaluated:
     errors: Vector = ()
     step: int = 0
 
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Evaluated:
+        """The inverse of `dataclasses.asdict`, also through JSON."""
+        return cls(state["name"], tuple(state["vector"]), tuple(state["errors"]), state["step"])
+
     def __post_init__(self) -> None:
         vector(self.vector, name=f"score of {self.name!r}")
         if self.errors:
@@ -156,10 +161,7 @@ class ParetoArchive:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the members by those of a state."""
-        self._entries = [
-            Evaluated(entry["name"], tuple(entry["vector"]), tuple(entry["errors"]), entry["step"])
-            for entry in state["entries"]
-        ]
+        self._entries = [Evaluated.of(entry) for entry in state["entries"]]
 
     def _maximised(self, entry: Evaluated) -> Vector:
         return maximised(entry.vector, self.directions)

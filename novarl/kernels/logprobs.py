@@ -328,9 +328,7 @@ def _row_stride(columns: int) -> int:
 
 def _tiles(chunk: Tensor) -> Iterator[slice]:
     """Slices of a few rows of a chunk: `TILE` elements, or one row."""
-    rows = max(1, TILE // max(1, chunk.shape[1]))
-    for start in range(0, chunk.shape[0], rows):
-        yield slice(start, start + rows)
+    return _chunks(len(chunk), max(1, TILE // max(1, chunk.shape[1])))
 
 
 def _scale(logits: Tensor, bias: Tensor | None, temperature: float) -> Tensor:

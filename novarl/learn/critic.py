@@ -86,31 +86,33 @@ class ValueScorer(HeadReader):
         return before, after
 
 
-@dataclass(frozen=True, slots=True)
-class CriticSettings:
-    """`passes`: the number of critic updates per policy minibatch. `clip`: see `value_loss`.
+class Critic:
+    """A separate value model with its own optimiser; a supplier of values.
 
-    `bootstrap`: use the value at the end of a truncated trajectory. Otherwise the limit is part of the task: the reward
-    is that of the truncated text.
+    `passes`: the number of critic updates per policy minibatch. `clip`: see `value_loss`. `bootstrap`: use the value at
+    the end of a truncated trajectory. Otherwise the limit is part of the task: the reward is that of the truncated
+    text.
     """
 
-    optim: OptimSettings
-    passes: int = 1
-    clip: float | None = None
-    bootstrap: bool = False
-
-
-class Critic:
-    """A separate value model with its own optimiser; a supplier of values."""
-
-    def __init__(self, scorer: ValueScorer, settings: CriticSettings, *, ranks: Ranks, budget: int) -> None:
-        self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
-        self.accumulator = Accumulator(scorer.model, scorer, optim=settings.optim, ranks=ranks, budget=budget)
+    def __init__(
+        self,
+        scorer: ValueScorer,
+        *,
+        optim: OptimSettings,
+        ranks: Ranks,
+        budget: int,
+        passes: int = 1,
+        clip: float | None = None,
+        bootstrap: bool = False,
+    ) -> None:
+        self.scorer, self.ranks, self.budget = scorer, ranks, budget
+        self.passes, self.clip, self.bootstrap = passes, clip, bootstrap
+        self.accumulator = Accumulator(scorer.model, scorer, optim=optim, ranks=ranks, budget=budget)
         self.optimizer = self.accumulator.optimizer
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
         """The scores with values."""
-        values, bootstrap = self.scorer.values(batch, self.ranks, self.budget, bootstrap=self.settings.bootstrap)
+        values, bootstrap = self.scorer.values(batch, self.ranks, self.budget, bootstrap=self.bootstrap)
         return replace(scores, values=values, bootstrap=bootstrap), {}
 
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
@@ -121,7 +123,7 @@ class Critic:
             "value_mean": scores.values[batch.mask].mean().item(),
             "return_mean": credit.returns[batch.mask].mean().item(),
         }
-        for trajectories in minibatches(batch.group.tolist(), self.settings.passes, seed=self.optimizer.update):
+        for trajectories in minibatches(batch.group.tolist(), self.passes, seed=self.optimizer.update):
             part, index = select(batch, trajectories)
             record = joined(record, self._update(part, scores.values[index], credit.returns[index]))
         return record
@@ -140,9 +142,7 @@ class Critic:
         here = chosen.cpu()
         values = self.scorer(part, part.prev[chosen])
         everywhere = torch.ones_like(chosen, dtype=torch.bool)
-        losses, stats = value_loss(
-            values, old[here].to(values), returns[here].to(values), everywhere, clip=self.settings.clip
-        )
+        losses, stats = value_loss(values, old[here].to(values), returns[here].to(values), everywhere, clip=self.clip)
         (losses.sum() / count).backward()
         ledger.mean("value_loss", losses)
         ledger.mean("value_clip_fraction", stats["value_clip_fraction"].double())

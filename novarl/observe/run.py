@@ -185,14 +185,7 @@ def _row(line: Mapping[str, Any], trained: Mapping[str, tuple[Any, ...]]) -> Rol
     return RolloutRow(**about)
 
 
-NAMES = {
-    "tokens": "tokens",
-    "behavior_logp": "behavior_logp",
-    "old_logp": "old_logp",
-    "ref_logp": "ref_logp",
-    "values": "values",
-    "advantage": "advantages",
-}
+COLUMNS = ("tokens", "behavior_logp", "old_logp", "ref_logp", "values", "advantage")
 
 
 def _trained(lines: Sequence[Mapping[str, Any]], file: Path) -> dict[int, dict[str, tuple[Any, ...]]]:
@@ -201,7 +194,7 @@ def _trained(lines: Sequence[Mapping[str, Any]], file: Path) -> dict[int, dict[s
     from safetensors.numpy import load_file
 
     batch = load_file(file)
-    names = {column: name for column, name in NAMES.items() if column in batch}
+    names = {name: "advantages" if name == "advantage" else name for name in COLUMNS if name in batch}
     bounds, trajectory = batch["cu_seqlens"], batch["traj"]
     found: dict[int, dict[str, tuple[Any, ...]]] = {}
     for number, place in enumerate(_places(lines, batch)):

@@ -25,7 +25,7 @@ from novarl.distributed.shard import gather
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
 from novarl.models.forward import attention_of, modules_of
-from novarl.models.load import Policy
+from novarl.models.load import Policy, save
 from novarl.run.fingerprint import fingerprint
 from novarl.run.interrupts import Interrupts, Stopped
 from novarl.run.machine import flush_denormals, start
@@ -77,9 +77,9 @@ class Training(ABC):
     def notes(self) -> Sequence[str]:
         """Notes that are printed when the run starts."""
 
-    @abstractmethod
     def write_model(self, folder: Path) -> None:
         """Write the current model to a folder that other tools can load."""
+        save(self.policy, folder)
 
     @abstractmethod
     def begin(self, session: Session) -> None:

@@ -102,10 +102,7 @@ class Front:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `state_dict`."""
         self.archive.load_state_dict(state["archive"])
-        entries = [
-            Evaluated(entry["name"], tuple(entry["vector"]), tuple(entry["errors"]), entry["step"])
-            for entry in state["evaluated"]
-        ]
+        entries = [Evaluated.of(entry) for entry in state["evaluated"]]
         self.evaluated = {entry.name: entry for entry in entries}
 
     def draw(self) -> None:

@@ -22,41 +22,26 @@ The expected gradient of each, compared with grad J = E[R grad log pi] (verified
 """
 
 from novarl.algos.advantages.baselines import (
-    batch,
-    constant_baseline,
-    ema_baseline,
-    group,
-    leave_one_out,
-    opo,
-    reinforce_pp,
-    remax,
-    scst,
-    whiten,
-    zero_variance_groups,
+    batch as batch,
+    constant_baseline as constant_baseline,
+    ema_baseline as ema_baseline,
+    group as group,
+    leave_one_out as leave_one_out,
+    opo as opo,
+    reinforce_pp as reinforce_pp,
+    remax as remax,
+    scst as scst,
+    whiten as whiten,
+    zero_variance_groups as zero_variance_groups,
 )
-from novarl.algos.advantages.process import prime
-from novarl.algos.advantages.segments import segment_gae
-from novarl.algos.advantages.temporal import clipped_is, gae, monte_carlo, n_step, retrace, td_lambda, vtrace
-
-__all__ = [
-    "batch",
-    "clipped_is",
-    "constant_baseline",
-    "ema_baseline",
-    "gae",
-    "group",
-    "leave_one_out",
-    "monte_carlo",
-    "n_step",
-    "opo",
-    "prime",
-    "reinforce_pp",
-    "remax",
-    "retrace",
-    "scst",
-    "segment_gae",
-    "td_lambda",
-    "vtrace",
-    "whiten",
-    "zero_variance_groups",
-]
+from novarl.algos.advantages.process import prime as prime
+from novarl.algos.advantages.segments import segment_gae as segment_gae
+from novarl.algos.advantages.temporal import (
+    clipped_is as clipped_is,
+    gae as gae,
+    monte_carlo as monte_carlo,
+    n_step as n_step,
+    retrace as retrace,
+    td_lambda as td_lambda,
+    vtrace as vtrace,
+)

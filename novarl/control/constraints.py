@@ -1,24 +1,11 @@
 """Constraints: maximise J subject to KL <= d and H >= H_0, with multipliers or a penalty.
 
 The Lagrangian max_theta min_{lambda, nu >= 0} J - lambda (KL - d) - nu (H_0 - H) has, for given multipliers, the
-gradient of
+gradient of J - lambda KL + nu H. So a constraint enters training as a coefficient, which is never negative and is
+updated once per step: lambda is added to that of the KL term, nu to that of the entropy bonus. (A hinge, lambda max(0,
+KL - d), is not a Lagrangian: within the limit its gradient vanishes while lambda decays, and training oscillates.)
 
-    J - lambda KL + nu H
-
-So a constraint enters training as a coefficient: lambda is added to that of the KL term, nu to that of the entropy
-bonus, and the terms themselves are differentiable. (A hinge, lambda max(0, KL - d), is not a Lagrangian: within the
-limit its gradient vanishes while lambda decays, and training oscillates.) A constraint is updated once per step:
-
-    constraint.update(measured, n=episodes) -> coef     `coef` is never negative; n is not read constraint.violation
-    distance of the last measurement from the limit, < 0 inside constraint.state_dict() / load_state_dict()         JSON
-    values, exact round trip
-
-With v the violation (measured - limit for sense "max", limit - measured for "min"):
-
-    Lagrangian          lambda follows v: reaches the limit with equality if it is active, vanishes otherwise
-    QuadraticPenalty    weight * max(0, v): the gradient of weight/2 max(0, v)^2; always allows a small violation
-
-Both are soft: they act after the measured step. `learn.guard` has hard limits on single steps.
+Both kinds are soft: they act after the measured step. `learn.guard` has hard limits on single steps.
 """
 
 from __future__ import annotations
@@ -121,10 +108,8 @@ class Lagrangian(Constraint):
         dual="softplus"     l <- l + lr e sigmoid(l)      lambda = log(1 + exp(l)): the gradient, and never 0
 
     kp and kd make the projected dual the PID of https://arxiv.org/abs/2007.03964 (algorithm 2, lr its K_I): plain dual
-    ascent is an integrator and oscillates; kp damps it, kd reacts to growing violations. I is kept within the bounds,
-    which prevents windup. A small softplus multiplier changes by about lr e lambda^2, so it rises as slowly as it has
-    decayed. Dividing by the limit makes lr independent of the unit (dual ascent with rate lr / limit). It starts at
-    `init`.
+    ascent oscillates; kp damps it, kd reacts to growing violations. A small softplus multiplier rises as slowly as it
+    has decayed. Dividing by the limit makes lr independent of the unit. It starts at `init`.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "limit", "integral", "error")

@@ -13,9 +13,8 @@ With regret u_i = w_i (z_i - J_i), weight w_i and ideal z_i:
     "augmented_tchebycheff"   -max_i u_i - rho sum_i u_i            the same + rho w_i
     "smooth_tchebycheff"      -mu log sum_i exp(u_i / mu)           w_i softmax_i(u / mu)
 
-A weighted sum reaches only the convex part of a front; the others reach all of it (Miettinen 1999; smooth: Lin et al.
-2024, https://arxiv.org/abs/2402.19078). Regret is signed: values above the ideal still count as better, so improving an
-objective never lowers S. An objective with weight 0 is only observed.
+A weighted sum reaches only the convex part of a front, the others all of it (Miettinen 1999; smooth: Lin et al. 2024,
+https://arxiv.org/abs/2402.19078). Regret is signed: values above the ideal still count as better.
 """
 
 from __future__ import annotations
@@ -130,16 +129,12 @@ class Objectives:
     """The objectives of a run, their statistics, and the resulting weights.
 
     `observe` takes the means and deviations of a step's trajectories and returns weights for the *raw* values,
-    including direction and scale: `values @ weights` is the reward of a trajectory, and an advantage that is linear in
-    the reward is the weighted sum of the single advantages.
+    including direction and scale: `values @ weights` is the reward of a trajectory.
 
     * J_i, the estimate: a moving average of the means, J <- beta J + (1 - beta) mean, starting with the first.
     * z_i, the ideal: the best J_i so far, or the objective's `ideal` if that is better.
-    * s_i, the deviation: the square root of the mean variance over all steps, not only the latest: an objective that is
-      nearly always reached varies less and less, and dividing by its recent deviation would let a single failure
-      dominate. Units therefore do not matter, and `mu` is in deviations. Constant objectives have no weight.
-
-    For a fixed weighted sum in the rewards' own units, use reward weights instead.
+    * s_i, the deviation: the square root of the mean variance over all steps; an objective that is nearly always
+      reached varies less and less, and a single failure would dominate. Constant objectives have no weight.
     """
 
     def __init__(

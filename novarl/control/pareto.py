@@ -41,10 +41,9 @@ def maximised(values: Any, directions: Directions = None) -> Vector:
 def dominates(a: Any, b: Any, *, directions: Directions = None, epsilon: Epsilon = 0.0) -> bool:
     """Whether a [K], improved by `epsilon`, is at least as good as b [K] in every objective and better in one.
 
-    With epsilon 0 this is Pareto dominance: equal vectors do not dominate each other. With epsilon > 0 it is additive
-    epsilon-dominance (Laumanns et al. 2002, https://doi.org/10.1162/106365602760234108): two vectors within epsilon of
-    each other dominate each other. Raises NovaError for numbers that are not finite (a NaN would never be dominated),
-    for different lengths and for a negative epsilon.
+    With epsilon 0 this is Pareto dominance; with epsilon > 0 additive epsilon-dominance (Laumanns et al. 2002,
+    https://doi.org/10.1162/106365602760234108). Raises NovaError for numbers that are not finite (a NaN would never be
+    dominated), for different lengths and for a negative epsilon.
     """
     ours = maximised(a, directions)
     theirs = vector(maximised(b, directions), size=len(ours))
@@ -102,11 +101,10 @@ class Evaluated:
 class ParetoArchive:
     """The non-dominated evaluated checkpoints, at most `capacity` of them.
 
-    With `epsilon` a new entry must be better than every member by more than that in some objective, so that noise does
-    not fill the archive; it replaces only entries that it dominates exactly. Until the archive is full, every vector
-    ever offered is epsilon-dominated by some member. Then the most crowded member is removed (`prune="crowding"`), or
-    the one with the smallest hypervolume contribution (`"contribution"`) over `reference`, as measured, or by default
-    over a point one step of an even front below the worst values. Among equals the newest is removed.
+    With `epsilon` a new entry must be better than every member by more than that in some objective; it replaces only
+    entries that it dominates exactly. If the archive is full, the most crowded member is removed (`prune="crowding"`),
+    or the one with the smallest hypervolume contribution (`"contribution"`) over `reference`, as measured, or by
+    default over a point one step of an even front below the worst values. Among equals the newest is removed.
     """
 
     def __init__(

@@ -3,9 +3,8 @@
     def surrogate(logp, old_logp, advantage, mask) -> loss, or (loss, {"clip_fraction": ...})      [N], one per token
     def estimator(rewards, group) -> advantage                                                     [S], one per answer
 
-They have the form of the functions in `algos.surrogates` and `algos.advantages`. A surrogate with the keywords
-`clip_low` and `clip_high` gets the run's values. The file runs in this process, on every rank. It is loaded, and each
-function is tried on a few numbers, before anything is written. Errors in it are a NovaError with file and line.
+A surrogate with the keywords `clip_low` and `clip_high` gets the run's values. The file runs in this process, on every
+rank; each function is tried on a few numbers before anything is written. Errors in it are a NovaError with its line.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Models whose weights are spread over the ranks, by PyTorch's FSDP2. All functions take plain models and tensors too.
 
-Each rank holds a part of every weight; a block's whole weights exist while it computes. That makes every forward and
-backward pass a collective, so all ranks must run the same ones in the same order, and a pass that fails on one rank
-must be given up on all: `Sharding.passes` and `Sharding.padded` see to it. Gradients arrive summed over the ranks.
-
-Sampling, saving and copying a model need all of its weights at once: `gather` brings them together.
+Each rank holds a part of every weight. That makes every forward and backward pass a collective: all ranks must run the
+same ones in the same order, and a pass that fails on one rank must be given up on all (`Sharding.passes`,
+`Sharding.padded`). Gradients arrive summed over the ranks. Sampling, saving and copying use `gather`.
 """
 
 from __future__ import annotations

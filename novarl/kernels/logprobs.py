@@ -47,9 +47,8 @@ def logits_logprobs(
         logp = z_target - logsumexp(z),   H = -sum_j p_j log p_j,   z = logits / temperature
 
     logits [..., V] (finite), targets [...] int64; returns (logp, entropy), each [...], in the dtype of the logits
-    (float32 for 16-bit ones). With a `support` (logits [N, V]) the sums run over each row's possible tokens only: p is
-    renormalised over them, and 0 elsewhere. Raises ValueError if the temperature is not positive, because greedy
-    decoding has no log-probabilities.
+    (float32 for 16-bit ones). With a `support` (logits [N, V]) the sums run over each row's possible tokens only.
+    Raises ValueError if the temperature is not positive.
     """
     _check_temperature(temperature)
     z = logits.float() if logits.dtype in _HALF else logits
@@ -78,12 +77,7 @@ def chunked_logprobs(
     chunk is kept for the backward pass, which recomputes the logits of all other chunks and replaces them in place by
     the gradient
 
-        dz_j = g (1[j = target] - p_j) - g_H p_j (log p_j + H),      z = logits / temperature,
-
-    and adds its product with the hidden states to the weight's gradient in place (within `fused_accumulation` to
-    `weight.grad`). This takes three matrix products for the last chunk (often the only one), as in the plain version,
-    and four for the others; [N, V] is never stored. Element-wise operations process a few rows at a time, which stay in
-    the cache.
+        dz_j = g (1[j = target] - p_j) - g_H p_j (log p_j + H),      z = logits / temperature.
 
     The products run in the weight's dtype; everything after them, and the sums over chunks, in at least float32, which
     is also the dtype of the result (float64 for float64). Logits must be finite: mask a row of the vocabulary with a
@@ -277,8 +271,8 @@ class _Head:
 
 
 class _FastHead(_Head):
-    """The same with oneDNN, which allocates its results and requires contiguous operands: one slice of the vocabulary
-    at a time, so that allocations stay small enough to be reused."""
+    """The same with oneDNN, one slice of the vocabulary at a time, so that its allocations stay small enough to be
+    reused."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         if len(self._weight) <= SLICE:
@@ -318,8 +312,8 @@ def _chunks(total: int, chunk: int) -> Iterator[slice]:
 
 
 def _row_stride(columns: int) -> int:
-    """The row stride for fast CPU products. Wide rows are padded to whole cache lines, plus one more if the stride
-    would be a multiple of 4 KiB, at which all rows compete for the same cache lines."""
+    """The row stride for fast CPU products: whole cache lines, plus one more if the stride would be a multiple of 4
+    KiB, at which all rows compete for the same cache lines."""
     if columns < WIDE:
         return columns
     stride = -(-columns // LINE) * LINE

@@ -69,11 +69,9 @@ class Call(NamedTuple):
 
 class HeadRows(NamedTuple):
     """A step's calls on rows of one head of one token: row (token, head) of [tokens H]. Each call has one block per
-    sequence and key head, with the queries of all heads that share it.
-
-    `shapes`: blocks, queries and keys of a block, for each call. `queries` and `keys` are row indices, block by block;
-    `order` [tokens H] is the position of each row among the queries; `idle` are the padding queries.
-    """
+    sequence and key head, with the queries of all heads that share it: `shapes` are (blocks, queries, keys). `queries`
+    and `keys` are row indices, block by block; `order` [tokens H] is the position of each row among the queries; `idle`
+    are the padding queries."""
 
     shapes: tuple[tuple[int, int, int], ...]
     queries: Tensor

@@ -1,12 +1,9 @@
 """Find the shared prefixes of neighbouring sequences, so that they are computed once.
 
 Samples of one prompt, the two answers of a preference pair, and the turns of a rewritten conversation are packed next
-to each other and begin with the same tokens. In a causal model the result for a token depends only on tokens and
-positions up to it, so common prefixes are computed once: the prefix of a whole group, then the common prefixes of some
-of its suffixes, down to identical answers. The hidden states are copied to every sequence that shares them; in the
-backward pass their gradients add up, so the gradient is that of the full sequences.
-
-All of this is a pure function of the tokens, positions and boundaries; callers do not declare what is shared.
+to each other and begin with the same tokens: the prefix of a whole group is computed once, then the common prefixes of
+some of its suffixes, down to identical answers. The hidden states are copied to every sequence that shares them, so the
+gradient is that of the full sequences. All of this is a pure function of the tokens, positions and boundaries.
 """
 
 from __future__ import annotations

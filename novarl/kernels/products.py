@@ -1,9 +1,7 @@
 """Products with weight matrices, with the faster of PyTorch's two CPU libraries (MKL and oneDNN).
 
-PyTorch multiplies float32 matrices with MKL, which does not use AVX-512 on non-Intel processors. oneDNN does, so it is
-faster there, and the bits of a row do not depend on the other rows. It compiles and caches a kernel for every number of
-rows, so callers with varying row counts should round them up (`full_rows`). On Intel processors MKL is faster. For
-weight gradients, for which oneDNN copies its operands, MKL is also faster where AVX-512 gains little (`mkl_keeps_up`).
+On non-Intel processors MKL does not use AVX-512, and oneDNN is faster; the bits of a row do not depend on the other
+rows. oneDNN compiles and caches a kernel for every number of rows, so callers should round them up (`full_rows`).
 """
 
 from __future__ import annotations
@@ -165,12 +163,11 @@ MANY = 1 << 20
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, total: Total | None = None) -> Tensor | None:
-    """sum over rows of grad_i x_i^T, the gradient of `product` in its weight [N, K]: grad [..., N], x [..., K].
+    """sum over rows of grad_i x_i^T, the gradient of `product` in its weight [N, K]: grad [..., N], x [..., K]. With a
+    `total` it is added there and None is returned.
 
-    With a `total` it is added there and None is returned.
-
-    MKL reads both operands in place. oneDNN would need a transposed copy of one, which takes up to a third of the time.
-    Its own weight-gradient operator copies both, which for small operands costs more than transposing the narrower one.
+    MKL reads both operands in place. oneDNN needs a transposed copy of one; its own weight-gradient operator copies
+    both, which for small operands costs more than transposing the narrower one.
     """
     grad, x = grad.flatten(0, -2), x.flatten(0, -2)
     if total is not None:

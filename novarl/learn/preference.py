@@ -1,9 +1,7 @@
 """Preference learning: from pairs of answers (DPO and related losses) or from answers labelled good or bad (KTO).
 
-Both take batches of trajectories of two sequences (`data.pairs.pack_pairs`), and divide by the number of trajectories
-of the whole batch, known before the first backward, so that micro-batches, packing and ranks do not change the
-gradient. The reference is the initial model: its log-probabilities are computed once, by `with_reference`, and stored
-with the rows in `behavior_logp`.
+Batches have trajectories of two sequences (`data.pairs.pack_pairs`). The reference is the initial model: its
+log-probabilities are computed once, by `with_reference`, and stored with the rows in `behavior_logp`.
 """
 
 from __future__ import annotations
@@ -162,11 +160,8 @@ def one_side(batch: Batch, which: int) -> Batch:
 def unpaired(rows: Seq[Labelled]) -> list[Pair]:
     """Rows for `KTOLearner`: each labelled answer as `chosen`, its label as `margin`, and as `rejected` an unrelated
     answer: this row's prompt with the answer of the next row that has another prompt (cyclic; if all rows share one
-    prompt, of the next row).
-
-    KTO's reference point is estimated on the unrelated answers. They are chosen once for the dataset, so that their
-    reference log-probabilities are also computed once. Raises ValueError for a single row.
-    """
+    prompt, of the next row). They are chosen once for the dataset, so that their reference log-probabilities are also
+    computed once. Raises ValueError for a single row."""
     if len(rows) < 2:
         raise ValueError("KTO needs at least two rows: its reference point is estimated on the answers of other rows")
     prompts = [row.sequence.tokens[: row.sequence.mask.index(True)] for row in rows]

@@ -1,9 +1,8 @@
 """PRIME's process rewards (https://arxiv.org/abs/2502.01456): per-token rewards learned from outcomes only.
 
 The reward model is a language model phi with token rewards r_t = beta (log phi - log ref); their sum over an answer is
-trained with cross-entropy to predict whether the answer is right. It is initialised as the reference, so its rewards
-are exactly 0 at first. Alternatively it is a trained reward model with its own reference; if all its weights are
-frozen, it only provides rewards.
+trained with cross-entropy to predict whether the answer is right. It is initialised as the reference, or is a trained
+reward model with its own reference; if all its weights are frozen, it only provides rewards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Train reward models on pairs or labelled answers, with a scalar head or as the log-ratio of a language model.
 
-A reward model gives each sequence of a batch one number: `HeadScorer` evaluates a scalar head at the last token,
-`RatioScorer` sums beta (log phi - log ref) over the answer (https://arxiv.org/abs/2412.01981), which
-`algos.implicit_prm` divides into steps. The losses of `novarl rm loss=`:
+The losses of `novarl rm loss=`:
 
     bt             pairs              head       Bradley and Terry
     bce            labelled answers   head       cross-entropy of the label
@@ -56,8 +54,8 @@ class HeadScorer(HeadReader):
 
 @dataclass(frozen=True, slots=True)
 class RatioScorer:
-    """beta (log phi(y | x) - log ref(y | x)), token by token; the reference is recorded by
-    `learn.preference.with_reference`. Raises ValueError if it is not. Without a `reference`: beta times the mean
+    """beta (log phi(y | x) - log ref(y | x)), token by token (https://arxiv.org/abs/2412.01981). Raises ValueError if
+    the reference is not recorded (`learn.preference.with_reference`). Without a `reference`: beta times the mean
     log-probability of an answer's tokens."""
 
     scorer: Scorer

@@ -1,8 +1,7 @@
 """VinePPO's values (https://arxiv.org/abs/2410.01679): the mean reward of new continuations instead of a critic.
 
-The tokens of an answer are divided into steps. The value of the state at the beginning of a step is estimated from
-`samples` continuations by the policy, which are scored like any answer and never trained on. Equal states, such as the
-common beginnings of a group's answers, are estimated once.
+The value of the state at the beginning of each step of an answer is estimated from continuations by the policy, which
+are scored like any answer and never trained on. Equal states are estimated once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The reinforcement-learning loop: sample, score, credit, update, sync.
 
-`online` is a generator over an explicit state. It yields the Record of each optimiser update, the same on every rank,
-and has no hidden state between yields: evaluation, checkpoints and early stopping are ordinary code in the caller's
-`for` loop, and a state saved at any yield resumes exactly.
+`online` yields the Record of each optimiser update, the same on every rank, and has no hidden state between yields:
+evaluation and checkpoints are ordinary code in the caller's loop, and a state saved at any yield resumes exactly.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Warning signs in the metrics of a run: no learning signal, collapse, or learning that has stopped.
 
-`CONDITIONS` are counted over a whole run ("N of M") and mean that the run could not learn; they are also checked early
-in the run. The other signs compare metrics with thresholds well outside the healthy ranges of the glossary. If the
-held-out score improved, only truncated answers are reported, since they may make the score misleading.
+`CONDITIONS` are counted over a whole run ("N of M") and mean that it could not learn; they are also checked early in
+the run. The other signs compare metrics with thresholds well outside the healthy ranges. If the held-out score
+improved, only truncated answers are reported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The batch of requests being decoded: each step adds new requests, samples a token for all, and removes finished ones.
 
-Requests with the same prompt that arrive together form one branch as long as they sample the same tokens. A branch is
-one row of the computation: it is fed once, its logits serve all its requests, and it forks when they sample different
-tokens. Each request uses its own noise, so branches do not affect what is sampled.
+Requests with the same prompt that arrive together form one branch, one row of the computation, as long as they sample
+the same tokens. Each request uses its own noise, so branches do not affect what is sampled.
 """
 
 from __future__ import annotations
@@ -58,12 +57,11 @@ class Running:
 class Batch:
     """Up to `max_batch` requests decoded side by side.
 
-    Branches are always rows 0 .. branches - 1 of the cache, sorted by length group with long ones first: new ones are
-    appended, and rows move when others have finished or they have outgrown their group, which costs one copy and
-    nothing per step. A long prompt is stored once for all of its branches, whose rows then hold only sampled tokens.
-    Counters are arrays. Per branch: `length`, the tokens of its row; `before`, the tokens of its prompt in lane `lane`
-    of `Prefixes` (-1: none); `last`, the next token to feed. Sampled tokens are stored in row `slot` of another array
-    per request, in the order of branches, and become tuples when the request ends.
+    Branches are always rows 0 .. branches - 1 of the cache, sorted by length group with long ones first; rows move when
+    others have finished or they have outgrown their group. A long prompt is stored once for all of its branches, whose
+    rows then hold only sampled tokens. Per branch: `length`, the tokens of its row; `before`, the tokens of its prompt
+    in lane `lane` of `Prefixes` (-1: none); `last`, the next token to feed. Sampled tokens are stored in row `slot` of
+    another array per request, in the order of branches, and become tuples when the request ends.
     """
 
     def __init__(self, runner: ModelRunner, decode: Decode, *, max_batch: int, eos_ids: Sequence[int]) -> None:

@@ -1,9 +1,8 @@
 """Run a model for sampling: prefill prompts, then decode one token per row at a time.
 
-Reproducibility: on a CPU, with MKL_CBWR set according to `core.processor` before torch is loaded, the results of a row
-are bit-identical whatever other rows are in the batch. This requires that matrix products have a multiple of ROWS rows,
-that attention always has an explicit mask, and that it reads `kv_cache.extent` slots. (In a mixture of experts the rows
-per expert vary with the batch, so the last bits do depend on it.)
+On a CPU, with MKL_CBWR set according to `core.processor` before torch is loaded, the results of a row are bit-identical
+whatever other rows are in the batch: matrix products have a multiple of ROWS rows, attention always has an explicit
+mask, and it reads `kv_cache.extent` slots. (In a mixture of experts the rows per expert vary, so last bits do too.)
 """
 
 from __future__ import annotations

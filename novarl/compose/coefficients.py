@@ -60,8 +60,7 @@ def entropy_controller(config: RLConfig, row: Algorithm) -> Controller:
 
 
 def constraints(config: RLConfig) -> dict[Any, Constraint]:
-    """The constraints that act through coefficients, by quantity: "kl", "entropy". NovaError for contradictory
-    settings."""
+    """The constraints that act through coefficients, by quantity: "kl", "entropy". NovaError for contradictions."""
     section = config.constraint_optimization
     if not section.enabled or section.mode not in ("lagrangian", "penalty"):
         return {}

@@ -36,8 +36,8 @@ def is_own(name: str) -> bool:
 def own_surrogate(
     spec: str | Callable[..., Any], bounds: Mapping[str, float], *, clip_given: bool
 ) -> Callable[..., tuple[Tensor, Mapping[str, Tensor]]]:
-    """The user's surrogate in the form of ours, tried once; it gets those `bounds` that it has a keyword for. NovaError
-    where it cannot be one."""
+    """The user's surrogate in the form of ours, with those `bounds` that it takes, tried once. NovaError if it is
+    invalid."""
     function, where = _load(spec, "loss.surrogate")
     taken = {name: bound for name, bound in bounds.items() if _takes(function, name)}
     if clip_given and not taken:

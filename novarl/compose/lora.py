@@ -60,8 +60,7 @@ def adapt(config: TrainConfig, policy: Policy, state: Mapping[str, Any] | None) 
 
 
 def keep_base(config: TrainConfig, policy: Policy, opened: Opened, ranks: Ranks, *, is_reference: bool = False) -> None:
-    """Write the base weights once, while the adapters are still zero: for a resume and, if it `is_reference`, for
-    comparison with the trained model."""
+    """Write the base weights once, while the adapters are zero: for a resume, and if it `is_reference`."""
     if config.lora.rank == 0 and not is_reference:
         return
     if ranks.rank == 0:

@@ -37,8 +37,7 @@ class RowLearner(Protocol):
 
 
 class OfflineTraining(Training):
-    """Loads and checks everything; nothing is written yet. Each command provides its rows, its learner, and `pack`,
-    which makes a batch of some rows."""
+    """Each command provides its rows, its learner, and `pack`, which makes a batch of some rows."""
 
     def __init__(self, config: SFTConfig | DPOConfig | RMConfig, lr: float, machine: Machine, longest: int) -> None:
         self.settings, self.lr, self.machine, self.longest = config, lr, machine, longest

@@ -64,8 +64,7 @@ def named_reference(config: RLConfig, policy: Policy, longest: int, device: torc
 
 
 def named_process_model(config: RLConfig, policy: Policy, longest: int, device: torch.device) -> ImplicitModel | None:
-    """The implicit reward model named by `prime.model`, with its reference, or None. NovaError as in
-    `named_reference`."""
+    """The model named by `prime.model`, with its reference, or None. NovaError as in `named_reference`."""
     name = config.prime.model
     if name is None:
         return None

@@ -25,11 +25,8 @@ from novarl.tasks.registry import Task
 def build_rewards(
     config: RLConfig | EvalConfig, task: Task | None, *sets: Sequence[Prompt], device: torch.device
 ) -> RewardSet:
-    """The configured rewards, otherwise those of the environment's file, otherwise the task's.
-
-    `sets` are the prompts of each dataset; a reward that needs a column missing from one of them is refused. Reward
-    models run on `device`.
-    """
+    """The configured rewards, otherwise those of the environment's file, otherwise the task's. A reward that needs a
+    column missing from one of the `sets` of prompts is refused. Reward models run on `device`."""
     limit = config.rollout.reward_timeout
     if config.reward is None and config.rollout.env_path is None:
         assert task is not None
@@ -70,8 +67,7 @@ def build_rewards(
 
 
 def columns_of(*sets: Sequence[Prompt]) -> set[str] | None:
-    """The columns other than the prompt that all these datasets have, nested ones by their path; None if there are no
-    prompts."""
+    """The columns besides the prompt that all datasets have, nested ones by path; None if there are no prompts."""
     found = [
         {name for prompt in prompts for name in _paths(prompt.extra)}
         | {"answer" for prompt in prompts if prompt.answer is not None}

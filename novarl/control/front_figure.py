@@ -30,8 +30,7 @@ REACH = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The plotted data. `best` are the indices of non-dominated checkpoints; `signs` is 1.0 for maximised and -1.0 for
-    minimised objectives."""
+    """The plotted data. `best` are the indices of non-dominated checkpoints; `signs` is -1.0 where less is better."""
 
     evaluated: Sequence[Evaluated]
     best: Sequence[int]

@@ -29,9 +29,9 @@ DERIVED = ("kl", "entropy", "length")
 
 @dataclass(slots=True)
 class Governor:
-    """`kl` and `entropy` are the initial coefficients, fixed or controlled; constraint multipliers are added to them.
-    `unit`: KL per token (`..kl_mean`) or per trajectory (`..kl_sequence`). `in_loss`: whether the KL coefficient is
-    used by the learner or by credit."""
+    """`kl` and `entropy` are the coefficients, to which constraint multipliers are added. `unit`: KL per token
+    (`..kl_mean`) or per trajectory (`..kl_sequence`). `in_loss`: whether the KL coefficient is used by the learner or
+    by credit."""
 
     kl: Controller
     entropy: Controller
@@ -54,11 +54,8 @@ class Governor:
         learner.objective = replace(learner.objective, kl_loss_coef=kl, entropy_coef=self.entropy_coef)
 
     def weigh(self, batch: Batch, scores: Scores) -> tuple[Tensor | None, Record]:
-        """(the weighted reward of each trajectory [R], None without objectives; metrics).
-
-        Every estimator without `norm_std` is linear in the reward, so weighting objectives is equivalent to weighting
-        their separate advantages.
-        """
+        """(the weighted reward of each trajectory [R], None without objectives; metrics). Every estimator without
+        `norm_std` is linear in the reward, so this is equivalent to weighting separate advantages."""
         record = self._distance(batch, scores)
         if self.objectives is None:
             return None, record
@@ -72,11 +69,8 @@ class Governor:
 
     @staticmethod
     def _distance(batch: Batch, scores: Scores) -> Record:
-        """KL of the sampling policy to the reference on all answers; empty if either is unknown.
-
-        Estimated with k1: k3 has the same mean, but the heavy tail of pi_ref / pi_old once the policy avoids what the
-        reference prefers. Its mean is then dominated by a few answers, most steps measure too little, and KL would
-        grow.
+        """KL of the sampling policy to the reference on all answers, by k1; empty if either is unknown. k3 has a heavy
+        tail once the policy avoids what the reference prefers: most steps would measure too little, and KL would grow.
         """
         if scores.old_logp is None or scores.ref_logp is None:
             return {}

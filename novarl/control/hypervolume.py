@@ -40,11 +40,8 @@ def hypervolume(points: Iterable[Any], reference: Any) -> float:
 
 
 def contributions(points: Iterable[Any], reference: Any) -> list[float]:
-    """HV(A) - HV(A without point i), for each point, in order: the volume that only it dominates.
-
-    Computed as the point's box minus the part dominated by others, so it is exactly 0.0 for a dominated or duplicated
-    point and avoids cancellation.
-    """
+    """HV(A) - HV(A without point i), for each point, in order: the volume that only it dominates. Computed as its box
+    minus the part dominated by others: exactly 0.0 for a dominated or duplicated point, without cancellation."""
     boxes = _above(points, reference)
     return [_exclusive(box, boxes[:i] + boxes[i + 1 :]) for i, box in enumerate(boxes)]
 

@@ -37,8 +37,8 @@ CONSTANT = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """An objective. `ideal` is the best possible value, if known (1.0 for an accuracy, 0.0 for a KL); otherwise the
-    best value so far is used."""
+    """An objective. `ideal` is the best possible value, if known (1.0 for an accuracy), otherwise the best value so
+    far."""
 
     name: str
     direction: Direction

@@ -79,8 +79,7 @@ def crowding_distance(points: Iterable[Any]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A checkpoint with its scores: `vector` [K] means as measured, `errors` [K] their standard errors (empty if
-    unknown), and the `step` of the checkpoint."""
+    """A checkpoint with mean scores `vector` [K], their standard `errors` [K] (empty if unknown), and its `step`."""
 
     name: str
     vector: Vector
@@ -135,11 +134,8 @@ class ParetoArchive:
         return tuple(sorted(self._entries, key=lambda entry: entry.vector))
 
     def add(self, name: str, scores: Any, errors: Any = (), *, step: int = 0) -> bool:
-        """Offer a checkpoint. Returns whether it was added.
-
-        A name offered again replaces its evaluation. Raises NovaError for scores that are not finite or have a
-        different length.
-        """
+        """Offer a checkpoint; returns whether it was added. A name offered again replaces its evaluation. Raises
+        NovaError for scores that are not finite or have a different length."""
         new = Evaluated(name, tuple(map(float, scores)), tuple(map(float, errors)), step)
         better = self._maximised(new)
         others = [entry for entry in self._entries if entry.name != name]
@@ -183,7 +179,6 @@ def _steps(epsilon: Epsilon, size: int) -> Vector:
 
 def _below(rows: Sequence[Vector]) -> Vector:
     """A reference point below the worst value of each objective by 1 / (n - 1) of its range: n evenly spaced points on
-    a line then contribute equally, including the end points (Ishibuchi et al. 2018,
-    https://doi.org/10.1162/evco_a_00226)."""
+    a line then contribute equally (Ishibuchi et al. 2018, https://doi.org/10.1162/evco_a_00226)."""
     columns = list(zip(*rows, strict=True))
     return tuple(min(column) - ((max(column) - min(column)) or 1.0) / (len(rows) - 1) for column in columns)

@@ -52,10 +52,7 @@ class Sharding:
     @contextmanager
     def passes(self) -> Iterator[None]:
         """For forward and backward passes. The weights outside of blocks are whole in it, for who reads the head's.
-
-        Where memory runs out on a rank, all ranks leave it: that rank with its error, the others with FailedElsewhere.
-        The gradients are then lost.
-        """
+        Where memory runs out on a rank, all ranks leave it, the others with FailedElsewhere, and gradients are lost."""
         try:
             self.root.unshard()
             yield

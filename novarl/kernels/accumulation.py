@@ -60,8 +60,7 @@ class Total:
 
 
 def total_of(weight: Tensor) -> Total | None:
-    """The accumulator for gradients of this weight, or None if autograd handles them. Sums need at least float32, so
-    16-bit weights use autograd."""
+    """The accumulator for gradients of this weight, or None if autograd handles them, as for 16-bit weights."""
     leaf = type(weight) is Parameter and weight.requires_grad and torch.is_grad_enabled()
     return Total(weight) if leaf and _fused.get() and weight.dtype in (torch.float32, torch.float64) else None
 

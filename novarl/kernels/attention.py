@@ -79,10 +79,8 @@ def _fault_of_flash(device: torch.device, dtype: torch.dtype, head_size: int) ->
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
-    """Attention under a mask: query [B, H, L, D], key and value [B, Hkv, K, D], mask [B, 1, L, K] -> [B, H, L, D].
-
-    With one query per row (decoding), the H / Hkv heads that share a key head are placed along the query axis, so the
-    cache is read once instead of H / Hkv times.
+    """Attention under a mask: query [B, H, L, D], key and value [B, Hkv, K, D], mask [B, 1, L, K] -> [B, H, L, D]. With
+    one query per row, the H / Hkv heads that share a key head are placed along the query axis: the cache is read once.
     """
     batch, heads, length, size = query.shape
     groups = heads // key.size(1)
@@ -143,8 +141,7 @@ def packed_attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, eager: bool) -> Tensor:
-    """Causal attention of queries at the end of their keys. Many queries are split, each part over the keys up to its
-    end."""
+    """Causal attention of queries at the end of their keys. Many are split, each part over the keys up to its end."""
     if not eager and is_small(query, key, value):
         return small_attention(query, key, value, scale=scale)
     before = key.size(2) - query.size(2)

@@ -230,8 +230,7 @@ class _Head:
         self._spare = spare_memory(weight.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden @ weight.T [R, V], in one buffer for all chunks and passes: page faults of new memory would cost more
-        than the arithmetic."""
+        """hidden @ weight.T [R, V], in one buffer for all chunks and passes: new memory would cost page faults."""
         z = self._place(len(hidden))
         if z.dtype == self._weight.dtype:
             return torch.mm(hidden, self._weight.T, out=z)
@@ -258,8 +257,7 @@ class _Head:
             self._scratch = None
 
     def back(self, dz: Tensor, hidden: Tensor, d_hidden: Tensor | None, d_weight: Tensor | None) -> None:
-        """A chunk's gradients, from those in its logits: d_hidden = dz @ weight, d_weight += dz.T @ hidden, the latter
-        without a temporary if the dtypes allow it."""
+        """A chunk's gradients, from those in its logits: d_hidden = dz @ weight, d_weight += dz.T @ hidden."""
         if d_hidden is not None:
             torch.mm(dz, self._weight, out=d_hidden)
         if d_weight is None:
@@ -271,8 +269,7 @@ class _Head:
 
 
 class _FastHead(_Head):
-    """The same with oneDNN, one slice of the vocabulary at a time, so that its allocations stay small enough to be
-    reused."""
+    """The same with oneDNN, one slice of the vocabulary at a time: small allocations are reused."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         if len(self._weight) <= SLICE:

@@ -58,8 +58,8 @@ class Group(NamedTuple):
         return max(1, len(self.rests))
 
     def places(self, begin: int) -> list[list[int]]:
-        """The places of each suffix's tokens on an axis of unique tokens that starts at `begin`: the prefix, then the
-        unshared part of each suffix."""
+        """The places of each suffix's tokens on an axis of unique tokens from `begin`: the prefix, then the unshared
+        parts."""
         found: list[list[int]] = []
         here, last = begin + self.prefix, list[int]()
         for rest in self.rests:
@@ -130,8 +130,8 @@ def join_short(ranges: Seq[range], common: Seq[int], lengths: Seq[int]) -> list[
 
 
 def find_groups(tokens: Tensor, position_ids: Tensor, lengths: Seq[int], *, join: bool = True) -> list[Group]:
-    """The groups of sequences of these `lengths` (all positive), packed on the flat axis of `tokens` [N]. `join` merges
-    short groups from one template."""
+    """The groups of sequences of these `lengths` (all positive) on the flat axis of `tokens` [N]. `join` merges short
+    groups."""
     common = common_beginnings(tokens, position_ids, lengths)
     ranges = groups_of(common, lengths)
     if join:
@@ -164,8 +164,7 @@ def common_length(one: Seq[int], other: Seq[int]) -> int:
 
 
 def unique_places(groups: Seq[Group], device: torch.device) -> tuple[Tensor, Tensor]:
-    """(kept [U], spread [N]): `flat[kept]` are the unique tokens, group by group as in `Group.places`, and
-    `unique[spread]` restores the flat axis."""
+    """(kept [U], spread [N]): `flat[kept]` are the unique tokens, `unique[spread]` restores the flat axis."""
     kept: list[Seq[int]] = []
     spread: list[Seq[int]] = []
     begin = flat = 0

@@ -23,8 +23,7 @@ added to `.grad` on the way), and report to `ledger`; `index` [n] says where in 
 
 
 class Scoring(Protocol):
-    """Where a model computes, whether what sequences begin with together is computed once, and who counts the
-    micro-batches that had to be split."""
+    """Where a model computes, whether shared prefixes are computed once, and who counts split micro-batches."""
 
     @property
     def device(self) -> torch.device: ...
@@ -68,8 +67,8 @@ class Accumulator:
         return ledger
 
     def update(self, batch: Batch, backward: Backward, *, prefix: str = "") -> Record:
-        """One optimiser update on the whole batch; the Record is the same on every rank. `prefix` is put before the
-        names `grad_norm` and `lr`."""
+        """One optimiser update on the whole batch; the Record is the same on every rank. `prefix`: of `grad_norm` and
+        `lr`."""
         ledger = self.gradient(batch, backward)
         norm, rate = self.optimizer.step()
         return ledger.reduce(self.ranks) | {f"{prefix}grad_norm": norm, f"{prefix}lr": rate}

@@ -1,8 +1,5 @@
 """Check that sampler and learner have the same distribution before the first update: ratio 1 and KL 0, within rounding.
-
-Otherwise the first gradient would be that of a different policy, which nothing later would detect. Such a run is
-stopped, with the most likely cause.
-"""
+Otherwise the first gradient would be that of a different policy, so the run is stopped, with the likely cause."""
 
 from __future__ import annotations
 

@@ -48,11 +48,8 @@ class CreditRule:
         reward: Tensor | None = None,
         kl_coef: float | None = None,
     ) -> tuple[Credit, Record, float | None]:
-        """(credit, metrics, the new moving average of rewards).
-
-        `reward` [R] replaces the batch's rewards if several objectives are combined, `kl_coef` the rule's own if a
-        controller adapts it.
-        """
+        """(credit, metrics, the new moving average of rewards). `reward` [R] replaces the batch's rewards if several
+        objectives are combined, `kl_coef` the rule's own if a controller adapts it."""
         if self.own is None and self.estimator not in ESTIMATORS:
             raise NovaError(f"unknown estimator {self.estimator!r}", where="adv.estimator")
         row = estimator(self.estimator)

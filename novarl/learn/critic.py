@@ -90,8 +90,7 @@ class Critic:
     """A separate value model with its own optimiser; a supplier of values.
 
     `passes`: the number of critic updates per policy minibatch. `clip`: see `value_loss`. `bootstrap`: use the value at
-    the end of a truncated trajectory. Otherwise the limit is part of the task: the reward is that of the truncated
-    text.
+    the end of a truncated trajectory; otherwise the limit is part of the task.
     """
 
     def __init__(
@@ -156,8 +155,7 @@ class Critic:
 
 
 class SharedCritic(Supplier):
-    """A value head on the policy's trunk, trained by `PolicyLearner` with the policy, whose state has it; a
-    supplier of values."""
+    """A value head on the policy's trunk, trained by `PolicyLearner`, whose state has it; a supplier of values."""
 
     def __init__(self, scorer: ValueScorer, *, bootstrap: bool, ranks: Ranks, budget: int) -> None:
         self.scorer, self.bootstrap, self.ranks, self.budget = scorer, bootstrap, ranks, budget

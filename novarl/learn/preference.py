@@ -189,11 +189,8 @@ def _unrelated(own: Sequence, other: Sequence) -> Sequence:
 
 
 def with_reference(rows: Seq[Row], logprobs: Callable[[Batch], Tensor]) -> list[Row]:
-    """The rows with the reference log-probability of every trained token in `behavior_logp`.
-
-    `logprobs` computes them for a batch [N], such as `lambda batch: scorer.logprobs(batch, ranks, budget)` with the
-    initial weights.
-    """
+    """The rows with the reference log-probability of every trained token in `behavior_logp`. `logprobs` computes them
+    for a batch [N], with the initial weights."""
     sides = [side for row in rows for side in _sides(row)]
     recorded: list[Sequence] = []
     for start in range(0, len(sides), SLAB):

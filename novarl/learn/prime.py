@@ -27,11 +27,9 @@ from novarl.learn.scorer import Scorer
 
 
 class ProcessRewards:
-    """A supplier of token rewards: one update on a rollout's outcomes, then rewards from the updated model.
-
-    `beta` scales the rewards; an outcome is right if its reward is at least `threshold`. `reference`: the reference of
-    phi, if it is not that of the policy.
-    """
+    """A supplier of token rewards: one update on a rollout's outcomes, then rewards from the updated model. `beta`
+    scales the rewards; an outcome is right from `threshold` on. `reference`: that of phi, if it is not that of the
+    policy."""
 
     def __init__(
         self,
@@ -91,8 +89,7 @@ class ProcessRewards:
         ledger.mean("process_accuracy", right.double())
 
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
-        """Does nothing: the model was updated before its rewards were computed. Its split micro-batches are reported
-        with the first minibatch only."""
+        """Only report the split micro-batches of `supply`, with the first minibatch."""
         split, self._split = self._split, {}
         return split
 

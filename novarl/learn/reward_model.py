@@ -130,11 +130,8 @@ class RewardModelLearner(OfflineLearner):
 
 @torch.no_grad()
 def rewards_of(scorer: RewardScorer, batch: Batch, ranks: Ranks, budget: int) -> Tensor:
-    """The rewards [S] of a batch's sequences, on the CPU, the same on every rank, computed in parallel.
-
-    Used for evaluation: `rewards[0::2]` and `rewards[1::2]` for pairs, or sigma(reward) as probabilities of labels. A
-    sequence without trained tokens has 0.
-    """
+    """The rewards [S] of a batch's sequences, on the CPU, the same on every rank, computed in parallel; 0 for a
+    sequence without trained tokens. `rewards[0::2]` and `rewards[1::2]` are those of pairs."""
     each = sequences_apart(batch)
     whole = torch.zeros(each.reward.shape, dtype=each.reward.dtype)
     for trajectories in plan(each, ranks, budget, shares=scorer.shares):

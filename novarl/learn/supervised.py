@@ -61,8 +61,7 @@ class OfflineLearner(ABC):
 
 
 class SupervisedLearner(OfflineLearner):
-    """loss = -(1/M) sum_t m_t log pi(token_t), M the number of masked tokens in the whole batch, over all ranks: the
-    same as a policy gradient with advantage 1."""
+    """loss = -(1/M) sum_t m_t log pi(token_t), M the number of masked tokens in the whole batch, over all ranks."""
 
     def __init__(self, model: nn.Module, scorer: Scorer, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
         super().__init__(model, scorer, optim=optim, ranks=ranks, budget=budget)

@@ -13,9 +13,8 @@ from novarl.core.types import Record, Rollout, Scored
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Failed rollouts are never used. With `varied`, groups with all rewards equal, which have no gradient, are
-    replaced by other prompts (dynamic sampling, DAPO, https://arxiv.org/abs/2503.14476), up to `max_refills` times the
-    prompts of a step."""
+    """Failed rollouts are never used. With `varied`, groups with all rewards equal are replaced by other prompts
+    (dynamic sampling, DAPO, https://arxiv.org/abs/2503.14476), up to `max_refills` times the prompts of a step."""
 
     varied: bool = False
     max_refills: int = 3

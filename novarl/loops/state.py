@@ -75,8 +75,8 @@ def _columns(value: Batch | Scores | Credit) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The scored rollouts of a step before training: `version` of the sampling weights, the `epoch` of the last prompt,
-    and `stream`, the data position after it."""
+    """The scored rollouts of a step: `version` of the weights, the last prompt's `epoch`, and `stream`, the data
+    position."""
 
     scored: Sequence[Scored]
     stream: dict[str, Any]

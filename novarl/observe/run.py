@@ -189,8 +189,7 @@ COLUMNS = ("tokens", "behavior_logp", "old_logp", "ref_logp", "values", "advanta
 
 
 def _trained(lines: Sequence[Mapping[str, Any]], file: Path) -> dict[int, dict[str, tuple[Any, ...]]]:
-    """The columns of each answer that was trained on, by line number. The batch has the answers in the order of the
-    lines, without those that were excluded."""
+    """The columns of each answer that was trained on, by line number; the batch has them in the order of the lines."""
     from safetensors.numpy import load_file
 
     batch = load_file(file)

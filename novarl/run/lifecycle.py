@@ -48,8 +48,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Phase:
-    """A part of a run: a loop of `steps` steps and the state for its checkpoints. The `last` phase is evaluated before
-    and after, and saved at its end."""
+    """A loop of `steps` steps and the state for its checkpoints. The `last` phase is evaluated and saved at its end."""
 
     name: str
     loop: Iterator[Record]
@@ -124,11 +123,8 @@ class Training(ABC):
 
 
 class Run:
-    """One run: an iterator over the records of its updates, which are the same on every rank.
-
-    `summary` is None until the run has ended. `close` on an unfinished run writes a checkpoint to resume from, then
-    calls the given `close`.
-    """
+    """One run: an iterator over the records of its updates, which are the same on every rank. `summary` is None until
+    the run has ended. `close` on an unfinished run writes a checkpoint to resume from, then calls the given `close`."""
 
     def __init__(
         self, settings: RunSettings, prepare: Callable[[Machine], Training], *, close: Callable[[], None] | None = None

@@ -33,11 +33,8 @@ def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ra
 
 
 def flush_denormals() -> None:
-    """Flush denormal numbers (below 1.2e-38 in float32) to 0, in this thread and the threads it starts.
-
-    Gradients of unlikely tokens and their squares can be that small, and many processors compute denormals in
-    microcode, many times slower.
-    """
+    """Flush denormal numbers (below 1.2e-38 in float32) to 0, in this thread and the threads it starts. Gradients of
+    unlikely tokens can be that small, and many processors compute denormals in microcode, many times slower."""
     torch.set_flush_denormal(True)
 
 

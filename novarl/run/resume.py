@@ -150,8 +150,7 @@ def _missing(rundir: RunDir) -> NovaError:
 
 
 def _lost(rundir: RunDir, checkpoint: Checkpoint) -> list[str]:
-    """Notes on logs that are shorter than at the checkpoint. NovaError if a log cannot be read, since nothing may be
-    appended to it."""
+    """Notes on logs that are shorter than at the checkpoint. NovaError if a log cannot be read."""
     sizes = checkpoint.outline()["logs"]
     for _ in read_lines(rundir.path / "metrics.jsonl", most=sizes.get("metrics.jsonl", 0)):
         pass

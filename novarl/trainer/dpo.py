@@ -8,8 +8,7 @@ from novarl.trainer.base import Trainer
 
 
 class DPO(Trainer):
-    """Direct preference optimisation and its relatives (`loss`): `data` holds pairs, a chosen and a rejected answer
-    each, or answers with a label."""
+    """Direct preference optimisation and its relatives (`loss`): `data` holds pairs, or answers with a label."""
 
     kind = "dpo"
 

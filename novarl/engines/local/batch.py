@@ -45,8 +45,7 @@ _FIRST_COLUMNS = 64
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The state of a request besides counters: its random stream, its stop rule (if more than eos), and the recorded
-    supports of its tokens."""
+    """A request, its random stream, its stop rule (if more than eos), and the recorded supports of its tokens."""
 
     request: Request
     stream: int
@@ -116,8 +115,7 @@ class Batch:
         self._keep(np.flatnonzero(waited_for), self._branches["last"][self._state["branch"]])
 
     def _decode_branches(self) -> Tensor:
-        """Logits [branches, V] after feeding every branch's last token. Padding rows write to slot 0 of an unused
-        row."""
+        """Logits [branches, V] after feeding every branch's last token. Padding rows write to unused rows."""
         size = len(self._branches)
         width = round_up(size, ROWS)
         tokens, slots = np.full(width, self._runner.pad_id, np.int64), np.zeros(width, np.int64)
@@ -268,8 +266,8 @@ class Batch:
         return places
 
     def _sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The length group: 0 for rows of up to _SHORT tokens, 1 for up to twice as many, and so on; with slabs, the
-        number of slabs a row has filled."""
+        """The length group: 0 for rows of up to _SHORT tokens, 1 for up to twice as many, ...; with slabs, the slabs
+        filled."""
         if not self._runner.reads_segments:
             return np.zeros_like(lengths)
         if self._cache.slab is not None:

@@ -86,8 +86,7 @@ class LocalEngine:
         """Use new weights from the next token on; `version` is recorded with each token.
 
         None: the engine shares the learner's modules, which have changed. Otherwise all named tensors are copied, or
-        none: NovaError if a name is unknown or missing, or a shape differs. Requests in flight keep their keys and
-        values.
+        none: NovaError if a name is unknown or missing, or a shape differs.
         """
         if weights is not None:
             _copy_weights(self._runner.model, dict(weights))

@@ -1,8 +1,5 @@
-"""Losses for reward models: on the output of a scalar head, or on the log-ratio of a language model.
-
-Rewards are per answer: the scalar at its last token, or beta (log pi(y | x) - log pi_ref(y | x)) summed over its tokens
-(https://arxiv.org/abs/2412.01981), which also gives a reward for every step; see `implicit_prm`.
-"""
+"""Losses for reward models, on rewards per answer: the scalar at its last token, or beta (log pi(y | x) - log pi_ref(y
+| x)) summed over its tokens (https://arxiv.org/abs/2412.01981; see `implicit_prm`)."""
 
 from __future__ import annotations
 

@@ -47,10 +47,7 @@ def kl_controller(config: RLConfig, row: Algorithm) -> Controller:
 
 
 def entropy_controller(config: RLConfig, row: Algorithm) -> Controller:
-    """The controller of the entropy bonus: constant, or keeping the entropy at a target. NovaError as above.
-
-    The row has the initial weight (`merge` sets one if the algorithm's is 0).
-    """
+    """The controller of the entropy bonus, from the row's weight: constant, or with a target. NovaError as above."""
     section, coef = config.entropy, row.entropy_coef
     if section.target is None:
         return Fixed(coef=coef, max_coef=max(coef, 1.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from novarl.compose.offline import RowLearner
 from novarl.compose.pair_rows import Answers
 from novarl.compose.preference import PreferenceTraining
 from novarl.compose.preference_plan import PreferencePlan, resolve_dpo
@@ -15,6 +14,7 @@ from novarl.core.types import Prompt, Scored
 from novarl.data.pairs import Pair
 from novarl.learn.preference import KTOLearner, PreferenceLearner
 from novarl.learn.reward_model import RatioScorer
+from novarl.learn.supervised import OfflineLearner
 from novarl.loops.evaluate import Evaluation
 from novarl.models.load import Policy
 from novarl.run.judge import SHOWN, write_samples
@@ -36,14 +36,14 @@ class DPOTraining(PreferenceTraining):
         super().__init__(config, plan, machine)
         self.scored = RatioScorer(self.scorer, plan.beta, reference=plan.reference)
 
-    def learner(self) -> RowLearner:
+    def learner(self) -> OfflineLearner:
         plan, shared = self.plan, {"beta": self.plan.beta, **self.fitted()}
         if plan.strangers:
             return KTOLearner(self.policy.model, self.scorer, **shared, **plan.options)
         return PreferenceLearner(self.policy.model, self.scorer, loss=plan.loss, options=plan.options, **shared)
 
     def show(self, session: Session, found: Evaluation | None) -> None:
-        """Write samples.md: the policy's answers to the first prompts, next to the preferred answers."""
+        """Write samples.md: answers to the first prompts, with the preferred ones."""
         rows = (self.rows.held_out or self.rows.train)[:SHOWN]
         asked = [(index, _question(row, self.policy)) for index, row in enumerate(rows)]
         answers = self.sampler.evaluate(asked, 1, self.sampler.sampling)

@@ -1,7 +1,7 @@
 """LoRA in a run: where the base weights are stored, when adapters are added, and how both are restored.
 
-A checkpoint's `model/` holds merged weights, which any tool can load. They do not allow a bit-identical resume, so the
-base is written once to the run directory and the adapters are part of the checkpoint's state.
+A checkpoint's `model/` holds merged weights, which do not allow a bit-identical resume. So the base is written once to
+the run directory and the adapters are part of the checkpoint's state.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ STATE = "adapter"
 
 
 def model_source(config: TrainConfig, opened: Opened, state: Mapping[str, Any] | None) -> str:
-    """The source of a run's weights: the configured model, the checkpoint's model, or the base of its adapters.
-
-    Raises NovaError if the run is resumed with different adapter settings.
-    """
+    """The configured model, the checkpoint's model, or the base of its adapters. NovaError if its settings differ."""
     if state is None or opened.checkpoint is None:
         return config.model
     _check_same(config.lora, state)

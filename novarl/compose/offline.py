@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from novarl.compose.chat import date_facts, date_notes
 from novarl.compose.lora import adapt, adapter_state
@@ -15,9 +15,10 @@ from novarl.compose.weights import optim_settings, read_policy, shard_policy
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import SFTConfig
 from novarl.config.unread import without_effect
-from novarl.core.types import Batch, Record
+from novarl.core.types import Batch
 from novarl.data.rows import Rows
 from novarl.learn.scorer import Scorer
+from novarl.learn.supervised import OfflineLearner
 from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.state import LoopState
 from novarl.run.fingerprint import fingerprint
@@ -26,14 +27,6 @@ from novarl.run.session import Session
 
 SHOWN_TOKENS = 256
 """Maximum answer length in samples.md, unless a task sets it."""
-
-
-class RowLearner(Protocol):
-    """Trains on batches of rows, one optimizer update per call."""
-
-    def update(self, batch: Batch) -> Record: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class OfflineTraining(Training):
@@ -67,7 +60,7 @@ class OfflineTraining(Training):
         return {"optim": optim, "ranks": self.machine.ranks, "budget": config.micro.max_tokens}
 
     @abstractmethod
-    def learner(self) -> RowLearner:
+    def learner(self) -> OfflineLearner:
         """The learner."""
 
     @staticmethod

@@ -85,10 +85,7 @@ def _paths(columns: Mapping[str, Any]) -> Iterator[str]:
 
 
 def build_env(config: RLConfig | EvalConfig) -> Callable[[], Env]:
-    """The environment: single-turn, or `interact` of the environment's file. Close it with `close_env`.
-
-    RL2's file for a single turn may contain `reward_fn` only.
-    """
+    """The environment: single-turn, or `interact` of the environment's file, which may be missing for a single turn."""
     if config.rollout.env_path is None:
         return SingleTurn
     if (given := config.object("rollout.env_path")) is not None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from novarl.compose.lora import BASE
-from novarl.compose.offline import RowLearner
 from novarl.compose.preference import PreferenceTraining
 from novarl.compose.preference_plan import PreferencePlan, resolve_rm
 from novarl.compose.settings import run_settings
@@ -18,6 +17,7 @@ from novarl.core.errors import visible
 from novarl.data.pairs import Pair
 from novarl.learn.preference import KTOLearner
 from novarl.learn.reward_model import HeadScorer, RatioScorer, RewardModelLearner
+from novarl.learn.supervised import OfflineLearner
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.evaluate_rewards import RewardEvaluation
 from novarl.models.forward import backbone, head as language_head
@@ -58,7 +58,7 @@ class RMTraining(PreferenceTraining):
             model.head = load_head(checkpoint.model, self.policy.model)
         return model
 
-    def learner(self) -> RowLearner:
+    def learner(self) -> OfflineLearner:
         plan, scored, shared = self.plan, self.scored, self.fitted()
         if plan.strangers:
             return KTOLearner(self.policy.model, self.scorer, beta=plan.beta, **shared)

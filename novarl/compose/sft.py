@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from novarl.compose.lora import keep_base
-from novarl.compose.offline import SHOWN_TOKENS, OfflineTraining, RowLearner
+from novarl.compose.offline import SHOWN_TOKENS, OfflineTraining
 from novarl.compose.resolve import SFTPlan, resolve_sft
 from novarl.compose.rows import raw, sft_rows
 from novarl.compose.settings import run_settings
@@ -16,7 +16,7 @@ from novarl.data.dataset import load_rl
 from novarl.data.pack import pack_sequences
 from novarl.data.render import turn_text
 from novarl.data.rows import Rows
-from novarl.learn.supervised import SupervisedLearner
+from novarl.learn.supervised import OfflineLearner, SupervisedLearner
 from novarl.loops.evaluate import Evaluation, evaluate_likelihood
 from novarl.models.load import Policy
 from novarl.rewards.compose import RewardSet
@@ -43,7 +43,7 @@ class SFTTraining(OfflineTraining):
     def read_rows(self) -> Rows[TokenSequence]:
         return sft_rows(self.config, self.plan.task, self.policy)
 
-    def learner(self) -> RowLearner:
+    def learner(self) -> OfflineLearner:
         return SupervisedLearner(self.policy.model, self.scorer, **self.fitted())
 
     @staticmethod

@@ -34,8 +34,8 @@ def relative_error(excess: float, limit: float) -> float:
 class Constraint(Adapting):
     """A positive limit on a measured quantity; `sense` "max": at most the limit, "min": at least.
 
-    Instead of `limit`, `fraction` sets the limit relative to the first measurement (only for "min": an entropy floor
-    relative to the initial entropy), which is saved with the state. NaN measurements are ignored.
+    Instead of `limit`, `fraction` sets the limit relative to the first measurement, which is saved with the state (only
+    for "min"). NaN measurements are ignored.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "limit")

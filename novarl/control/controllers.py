@@ -259,11 +259,8 @@ ALIASES = {"adaptive": "dead_band", "adaptive_kl": "dead_band", "constant": "fix
 
 
 def make(kind: str, *, coef: float, target: float = 0.01, **settings: Any) -> Controller:
-    """Create the KL controller named `kind`, one of CONTROLLERS or ALIASES.
-
-    `target` is passed to controllers that have one. Raises NovaError for an unknown name or setting and for invalid
-    settings; `stability.check_stability` checks their combination.
-    """
+    """The KL controller named `kind`, one of CONTROLLERS or ALIASES; `target` is passed to those that have one.
+    NovaError for an unknown name or setting and for invalid settings."""
     name = ALIASES.get(kind, kind)
     if name not in CONTROLLERS:
         raise NovaError(f"unknown controller '{kind}'", where="kl.controller", fix=f"use {', '.join(CONTROLLERS)}")

@@ -1,8 +1,7 @@
 """Quantities that adapt during a run: controlled coefficients, constraint multipliers, objective weights.
 
-All of them are plain numbers, equal on every rank and saved in checkpoints; they change once per step, after its last
-update. Entropy is measured in this update, and so is KL if a step has one update. With several updates, each uses a
-part of the answers and a policy that has already moved; KL is then that of the sampling policy on all answers.
+All are plain numbers, equal on every rank and saved in checkpoints; they change once per step, after its last update.
+Entropy is measured in this update, and so is KL if a step has one update; otherwise on all answers, before training.
 """
 
 from __future__ import annotations

@@ -89,11 +89,9 @@ def augmented_tchebycheff(estimates: Tensor, ideal: Tensor, weights: Tensor, *, 
 
 
 def smooth_tchebycheff(estimates: Tensor, ideal: Tensor, weights: Tensor, *, mu: float) -> Tensor:
-    """g_i = w_i softmax_i(w_i (z_i - J_i) / mu) [K] (https://arxiv.org/abs/2402.19078).
-
-    estimates, ideal, weights [K], maximised; mu > 0 in the unit of the estimates: for mu towards 0 it is `tchebycheff`,
-    and for large mu all objectives contribute in proportion to their weights.
-    """
+    """g_i = w_i softmax_i(w_i (z_i - J_i) / mu) [K] (https://arxiv.org/abs/2402.19078); mu > 0 in the unit of the
+    estimates: for mu towards 0 it is `tchebycheff`, for large mu all objectives contribute in proportion to their
+    weights."""
     share = (_regret(estimates, ideal, weights) / mu).softmax(-1)
     return weights.to(estimates.dtype) * share
 
@@ -169,10 +167,7 @@ class Objectives:
         return tuple(objective.name for objective in self.objectives)
 
     def observe(self, means: Sequence[float], deviations: Sequence[float]) -> list[float]:
-        """Add a step's mean and deviation of each objective, as measured. Returns the weights [K] for raw values.
-
-        A weight is d S / d mean_i: negative for minimised objectives.
-        """
+        """Add a step's mean and deviation of each objective. Returns the weights d S / d mean_i [K] for raw values."""
         for name, mean, deviation in zip(self.names, means, deviations, strict=True):
             if not (math.isfinite(mean) and 0 <= deviation < math.inf):
                 raise NovaError(f"invalid mean {mean} and deviation {deviation}", where=f"objective {name!r}")

@@ -2,9 +2,7 @@
 
     a dominates b: a is at least as good in every objective and better in at least one
 
-An archive holds *evaluated* checkpoints: vectors of mean scores with standard errors, not losses of single batches.
-Dominance compares checkpoints and has no gradient; see `objectives` for training. Vectors are as measured; `directions`
-gives the direction of each objective. This module imports no torch.
+Vectors are mean scores as measured; `directions` gives the direction of each objective. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -59,11 +57,8 @@ def non_dominated(points: Iterable[Any], *, directions: Directions = None) -> li
 
 
 def crowding_distance(points: Iterable[Any]) -> list[float]:
-    """The crowding distance of each point: sum over objectives of (next - previous) / (max - min).
-
-    The extreme points of each objective have infinite distance, so they are pruned last (NSGA-II, Deb et al. 2002,
-    https://doi.org/10.1109/4235.996017). An objective in which all points are equal is ignored.
-    """
+    """The crowding distance of each point: sum over objectives of (next - previous) / (max - min); infinite for the
+    extreme points of each objective (NSGA-II, Deb et al. 2002, https://doi.org/10.1109/4235.996017)."""
     rows = [vector(point) for point in points]
     distance = [0.0] * len(rows)
     for column in zip(*rows, strict=True):

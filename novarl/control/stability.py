@@ -42,10 +42,8 @@ def simulate(
     episodes: int = 256,
     seed: int = 0,
 ) -> list[float]:
-    """The quantity relative to its target after each of `steps` steps; `balance` is the equilibrium coefficient.
-
-    Initially the quantity is at the equilibrium of the starting coefficient. The controller is updated.
-    """
+    """The quantity relative to its target after each of `steps` steps, from the equilibrium of the starting
+    coefficient; `balance` is the equilibrium coefficient. The controller is updated."""
     plant, draw = plant or Plant(), random.Random(seed)
 
     def settled() -> float:

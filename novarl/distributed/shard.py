@@ -92,11 +92,8 @@ class _Collective:
 
 
 def shard(model: nn.Module, blocks: Sequence[nn.Module], ranks: Ranks) -> None:
-    """Spread the weights of `model` over all ranks, in place: those of each block together, and then all others.
-
-    To be called before the optimiser is made. A whole copy stays in memory, for sampling (`gather`).
-    NovaError: there is one rank, or this PyTorch cannot recover from a failed pass.
-    """
+    """Spread the weights of `model` over all ranks, in place, before the optimiser is made. A whole copy stays in
+    memory (`gather`). NovaError: there is one rank, or this PyTorch cannot recover from a failed pass."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -128,10 +125,8 @@ def sharding_of(model: nn.Module) -> Sharding | None:
 
 @torch.no_grad()
 def gather(model: nn.Module) -> nn.Module:
-    """The model with all of its weights: itself, or the whole copy of a sharded one, brought up to date.
-
-    All ranks must call it after an update; until the next update it is free, and one rank may call it alone.
-    """
+    """The model with all of its weights: itself, or the whole copy of a sharded one, brought up to date. All ranks must
+    call it after an update; until the next one it is free, and one rank may call it alone."""
     sharding = sharding_of(model)
     if sharding is None:
         return model

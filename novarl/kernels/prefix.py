@@ -39,10 +39,8 @@ class Rest(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Neighbouring sequences: their common prefix, and their suffixes. Suffixes with common beginnings are adjacent.
-
-    A sequence that shares nothing is its own group: `prefix` is its length, `rests` is empty.
-    """
+    """Neighbouring sequences: their common prefix, and their suffixes. Suffixes with common beginnings are adjacent. A
+    sequence that shares nothing is its own group: `prefix` is its length, `rests` is empty."""
 
     prefix: int
     rests: tuple[Rest, ...] = ()

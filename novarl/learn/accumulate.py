@@ -34,21 +34,16 @@ class Scoring(Protocol):
 
 
 class Accumulator:
-    """A model's optimiser, and the passes over whole batches that give it gradients.
-
-    `scorer` is what runs the model, `budget` the most tokens of a micro-batch.
-    """
+    """A model's optimiser, and the passes over whole batches that give it gradients. `scorer` is what runs the model,
+    `budget` the most tokens of a micro-batch."""
 
     def __init__(self, model: nn.Module, scorer: Scoring, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
         self.scorer, self.ranks, self.budget = scorer, ranks, budget
         self.optimizer = Optimizer(model, optim)
 
     def gradient(self, batch: Batch, backward: Backward, *, apart: Tensor | None = None) -> Ledger:
-        """Leave the gradient of `batch`, over all ranks, where the optimiser finds it; returns the reports.
-
-        Where memory runs out, gradients and reports are emptied before the next attempt (`fitting`). The trajectories
-        of `apart` [R] bool are in micro-batches of their own.
-        """
+        """Leave the gradient of `batch`, over all ranks, where the optimiser finds it; returns the reports. The
+        trajectories of `apart` [R] bool are in micro-batches of their own."""
         ledger, device = Ledger(), self.scorer.device
 
         def attempt(micro: Iterator[list[int]]) -> None:

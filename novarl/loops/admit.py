@@ -29,10 +29,7 @@ class Admission:
         return max(0, target - len(self._admitted(scored)))
 
     def keep(self, scored: Sequence[Scored], target: int) -> list[Scored]:
-        """The rollouts to train on: those of the first `target` admitted groups, in prompt order.
-
-        If no group varies, the first usable ones are kept; their advantages are 0.
-        """
+        """The rollouts of the first `target` admitted groups, in prompt order, or of the first usable ones."""
         admitted = self._admitted(scored) or replace(self, varied=False)._admitted(scored)
         chosen = set(admitted[:target])
         kept = [item for item in scored if item.reward is not None and item.rollout.group in chosen]

@@ -64,8 +64,7 @@ def wilson(successes: float, n: float, z: float = 1.959964) -> tuple[float, floa
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % interval of the mean: Wilson's for values in [0, 1], otherwise the normal approximation.
 
-    For values between 0 and 1 Wilson's formula uses the effective sample size n p (1 - p) / v, where p is the mean and
-    v the variance of the values: the number of 0/1 rows whose mean has the same variance. For 0/1 values it is n.
+    Between 0 and 1 the effective sample size is n p (1 - p) / v, with p the mean and v the variance of the values.
     """
     n = len(values)
     if all(value in (0.0, 1.0) for value in values):

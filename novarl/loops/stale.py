@@ -29,11 +29,8 @@ class Sampler(Protocol):
 
 
 def stale(state: LoopState, stages: Stages, sampler: Sampler, *, steps: int) -> Iterator[Record]:
-    """Run until step `steps`, yielding after every optimiser update.
-
-    `state.ahead` is the rollout in progress or ready at a yield. After the last step there is none: if the run is
-    extended, it starts with a rollout of the current weights.
-    """
+    """Run until step `steps`, yielding after every optimiser update. `state.ahead` is the rollout in progress or ready;
+    after the last step there is none."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="novarl-ahead")
 
     def begin(step: int, stream: dict[str, Any]) -> Future[Gathered]:

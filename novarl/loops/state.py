@@ -95,11 +95,8 @@ class Gathered:
 
 @dataclass(slots=True)
 class LoopState:
-    """The position of a loop. `step` counts finished steps, `update` optimiser updates; `stream` is the data position.
-
-    `ahead` holds the next step's rollouts if they are sampled during training. A checkpoint waits for them and includes
-    them, so that resuming does not sample them again.
-    """
+    """The position of a loop. `step` counts finished steps, `update` optimiser updates; `stream` is the data position;
+    `ahead` holds the next step's rollouts if they are sampled during training: a checkpoint waits for them."""
 
     step: int = 0
     update: int = 0

@@ -25,10 +25,7 @@ Direction = Literal["up", "down", "watch"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `direction` "watch" means that neither direction is better.
-
-    `deterministic` is False if the value depends on the clock or the machine, so that two identical runs differ.
-    """
+    """One metric. `direction` "watch": neither direction is better. `deterministic`: two identical runs agree in it."""
 
     formula: str
     unit: str

@@ -1,7 +1,7 @@
 """The lifecycle of a training run, shared by RL, SFT, DPO and reward models.
 
-`compose` creates a `Training`, the parts of one kind of run. `Run` drives it: it opens the directory, writes the common
-files, goes through the phases, and yields the record of each update, so that the caller may stop between updates.
+`Run` drives a `Training`, which `compose` creates: it opens the directory, writes the common files, goes through the
+phases, and yields the record of each update, so that the caller may stop between updates.
 """
 
 from __future__ import annotations

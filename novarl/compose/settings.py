@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
 
-from novarl.config.base import RunConfig
+from novarl.config.base import RunConfig, TrainConfig
 from novarl.config.keys import is_open
 from novarl.config.load import to_dict, to_yaml
 from novarl.core.errors import NovaError
@@ -14,13 +13,26 @@ from novarl.run.settings import RunSettings
 
 def run_settings(config: RunConfig, *, threads: int | None, steps: int | None = None) -> RunSettings:
     """The settings of a training run, or of an evaluation, which has no checkpoints."""
-    values = to_dict(config)
-    known = values | values.get("log", {}) | {"threads": threads, "steps": steps}
+    training = config if isinstance(config, TrainConfig) else None
+    log = getattr(config, "log", None)
     return RunSettings(
-        values=values,
+        kind=config.kind,
+        model=config.model,
+        seed=config.seed,
+        device=config.device,
+        threads=threads,
+        run_dir=config.run_dir,
+        resume=training.resume if training else None,
+        steps=steps,
+        save_every=training.save_every if training else None,
+        eval_every=training.eval_every if training else None,
+        keep=training.keep if training else 1,
+        keep_best=training is not None and training.keep_best,
+        console=log is not None and log.console,
+        tensorboard=log is not None and log.tensorboard,
+        values=to_dict(config),
         text=to_yaml(config),
         named_by_user=partial(is_open, tree=type(config)),
-        **{field.name: known[field.name] for field in fields(RunSettings) if field.name in known},
     )
 
 

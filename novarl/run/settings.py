@@ -18,14 +18,14 @@ class RunSettings:
     device: str
     threads: int | None
     run_dir: str | None
+    resume: str | None
     steps: int | None
+    save_every: int | None
+    eval_every: int | None
+    keep: int
+    keep_best: bool
+    console: bool
+    tensorboard: bool
     values: Mapping[str, Any]
     text: str
     named_by_user: Callable[[str], bool]
-    resume: str | None = None
-    save_every: int | None = None
-    eval_every: int | None = None
-    keep: int = 1
-    keep_best: bool = False
-    console: bool = False
-    tensorboard: bool = False

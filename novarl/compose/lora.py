@@ -18,8 +18,7 @@ from novarl.models.lora import LoraSettings, adapter_weights, inject, put_adapte
 from novarl.run.resume import Opened
 
 BASE = "base"
-"""The folder in the run directory with the base weights of the adapters, or the initial weights of an implicit reward
-model."""
+"""The folder with the base weights of the adapters, or the initial weights of an implicit reward model."""
 STATE = "adapter"
 """The adapters' key in a checkpoint's state."""
 

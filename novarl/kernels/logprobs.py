@@ -30,13 +30,11 @@ LOGITS = 1 << 26
 """The default number of logits held in memory at once: 256 MiB of float32."""
 
 SLICE = 2080
-"""Columns per oneDNN product: the result stays in the cache until it is copied or added, and its stride is no multiple
-of 4 KiB."""
+"""Columns per oneDNN product: the result stays in the cache, and its stride is no multiple of 4 KiB."""
 
 
 IMPOSSIBLE = -1e30
-"""The logit of a token outside the support: its probability is exactly 0, and products with its logarithm are
-finite."""
+"""The logit of a token outside the support: its probability is exactly 0, and its logarithm is finite."""
 
 
 def logits_logprobs(

@@ -31,8 +31,7 @@ CALL = 4096
 """The cost of an extra attention call, in query-key pairs."""
 
 CUT = 256
-"""Queries per call of PyTorch's CPU kernel. The kernel computes masked entries too, and with causal masking whole
-blocks of 512 keys; smaller chunks of queries, each over the keys up to its end, waste less."""
+"""Queries per call of PyTorch's CPU kernel, which computes masked entries too: smaller chunks waste less."""
 
 
 Placed = tuple[range, list[int]]

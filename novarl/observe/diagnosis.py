@@ -35,9 +35,8 @@ SLOW = 3.0
 """A learning rate this many times below the default is low."""
 
 ONE, FEW = 1.0, 10.0
-"""Numbers of updates at the default learning rate. Adam bounds the step size, so all updates of a run together move a
-weight no further than that many would. Within `ONE` nothing is learned; within `FEW` a run without improvement may have
-had too few steps."""
+"""Numbers of updates at the default learning rate, whose step size Adam bounds. A run that moves weights no further
+than `ONE` would learns nothing; within `FEW`, a run without improvement may have had too few steps."""
 
 Sign = Literal["no_signal", "always_cut", "no_gradient", "low_lr", "far", "certain", "unsure", "cut"]
 Records = Sequence[Mapping[str, float]]

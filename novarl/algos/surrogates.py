@@ -54,8 +54,8 @@ def gpg(
 def gpg_alpha(rewards: Tensor, group: Tensor) -> Tensor:
     """B / (B - M), 0-d: for B groups of which M have equal rewards and so no gradient; 1 if none has a gradient.
 
-    rewards [R], group [R] int64, any ids; equal means bit-identical. In expectation this only partly makes up for
-    groups without a gradient, as dynamic sampling does.
+    rewards [R], group [R] int64, any ids; equal means bit-identical. Unlike dynamic sampling, it only partly makes up
+    for groups without a gradient, in expectation.
     """
     ids, index = torch.unique(group, return_inverse=True)
     low, high = (

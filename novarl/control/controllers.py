@@ -85,7 +85,7 @@ class DeadBand(Multiplicative):
     """No change within [target / band, target * band], a factor of `speed` outside.
 
     The rule of PPO's adaptive penalty (https://arxiv.org/abs/1707.06347, section 4), whose authors double and halve. A
-    policy trained with Adam takes ten or more steps to follow its coefficient, so that 1.5 would oscillate forever.
+    policy trained with Adam takes ten or more steps to follow, so that a factor of 1.5 would oscillate forever.
     """
 
     gains: ClassVar[tuple[str, ...]] = ("speed",)

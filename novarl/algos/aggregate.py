@@ -1,7 +1,8 @@
 """Aggregation of per-token losses: sums and denominators.
 
-Aggregation is a weight per token, so that loss = (per_token * weight).sum(). The weights are computed for the whole
-minibatch over all ranks, before the first backward pass, so micro-batches and ranks do not change the gradient.
+Aggregation is a weight per token, so that loss = (per_token * weight).sum(). The weights are computed once for the
+whole minibatch over all ranks, before the first backward pass, and then sliced. Micro-batches have no denominators of
+their own, so neither their sizes nor the number of ranks change the gradient.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def weights(
         "constant"   trajectories x constant                                   REINFORCE, RLOO: 1; Dr. GRPO: max_tokens
 
     "constant" with 1 is the mean over trajectories of the *sum* over their tokens: the exact gradient of the expected
-    reward. "sequence" and "token" are biased if length depends on the answer; `make certificates` gives the bias.
+    reward. With max_tokens it is that gradient divided by max_tokens; tokens of short trajectories do not weigh more.
+    "sequence" gives every trajectory the same weight, so tokens of short ones count more; "token" gives every token the
+    same weight, so the scale depends on the mean length of the batch. Both are biased if length depends on the answer;
+    `make certificates` gives the bias in closed form.
 
     mask [N] bool; traj_of_token [N] int64, any ids: a trajectory of several sequences has one id. `trajectories` is the
     number of trained trajectories, including those without masked tokens. Raises ValueError for an unknown `how` or a
@@ -53,9 +57,10 @@ def weights(
 def per_sequence(values: Tensor, mask: Tensor, sequence: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(sum of the masked values of each sequence [S], the index 0..S-1 of each element's sequence).
 
-    values, mask [N] or [S, T]; sequence: int64 ids of the shape of values, in whose ascending order the sums are; None
-    means that the rows of [S, T] are the sequences, and raises ValueError for [N]. sums[index] is the sum of each
-    element's sequence. Differentiable in the masked values; others may be arbitrary.
+    values, mask [N] or [S, T]; sequence: int64 ids of the shape of values; sums are in ascending order of ids,
+    including sequences without masked tokens. None means that the rows of [S, T] are the sequences. The index has the
+    shape of values, so sums[index] is the sum of each element's sequence. Differentiable in the masked values; others
+    may be arbitrary. Raises ValueError for [N] without ids.
     """
     if sequence is not None:
         ids, index = torch.unique(sequence, return_inverse=True)

@@ -1,8 +1,11 @@
 """The parts of an algorithm as table records: estimators, surrogates, corrections; and the names on the other axes.
 
-A new estimator or surrogate is its function and one record here, which all others read. This module imports no torch: a
-record names its function, which is looked up when a run is put together. `reads` lists the keys of the configuration
-that become keywords of the function, with their defaults, which stand nowhere else.
+A new estimator or surrogate is its function and one record here. The configuration and its checks, `novarl explain`,
+the learner and the documentation read the record. This module imports no torch: a record names its function, which is
+looked up in `algos.advantages`, `algos.surrogates` or `algos.off_policy` when a run is put together.
+
+`reads` lists the keys of the configuration that become keywords of the function, with their defaults. A default stands
+nowhere else: neither the functions that take bounds nor the configuration repeat it.
 """
 
 from __future__ import annotations

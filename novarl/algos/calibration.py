@@ -29,8 +29,11 @@ def accuracy(probability: Tensor, label: Tensor) -> Tensor:
 
 
 def auroc(score: Tensor, label: Tensor) -> Tensor:
-    """P(score of a good row > score of a bad row) + P(equal) / 2: the area under the ROC curve, from mean ranks (Mann
-    and Whitney): (sum of the good rows' ranks - n1 (n1 + 1) / 2) / (n1 n0)."""
+    """P(score of a good row > score of a bad row) + P(equal) / 2: the area under the ROC curve.
+
+    From ranks (Mann and Whitney), with mean ranks for ties:
+    (sum of the good rows' ranks - n1 (n1 + 1) / 2) / (n1 n0).
+    """
     _, where, count = torch.unique(score, return_inverse=True, return_counts=True)
     last = count.cumsum(0).double()
     rank = (last - (count.double() - 1.0) / 2.0)[where]

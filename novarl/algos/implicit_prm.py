@@ -1,12 +1,14 @@
 """Process rewards without process labels (https://arxiv.org/abs/2412.01981; online in PRIME, 2502.01456).
 
 A language model phi trained only on outcomes, with the reward r(y) = beta log phi(y | x) / ref(y | x), also gives a
-reward for each step. With shapes [..., T], where columns are the tokens of an answer,
+reward for each step: the log-ratio of its tokens. With shapes [..., T], where columns t = 0, 1, ... are the tokens of
+an answer,
 
     r_t = beta log phi(y_t | y_<t) / ref(y_t | y_<t)       reward of a token
     Q_t = r_0 + ... + r_t = beta log E_ref[exp(r(y) / beta) | y_<=t]      the soft value after y_<=t
+    V_t = Q_(t-1), V_0 = 0                                  the soft value of the state before t
 
-so that r_t = Q_t - Q_(t-1) is an advantage, and the sum over t is r(y). With phi = ref everything is 0.
+so that r_t = Q_t - V_t is an advantage, and the sum over t is r(y). With phi = ref everything is 0.
 """
 
 from __future__ import annotations

@@ -1,11 +1,19 @@
 """Importance weights for tokens sampled from mu, if it differs from the learner's initial policy pi_old.
 
-The two differ numerically (another engine or dtype) or by age (stale weights). A weight multiplies the surrogate, not
-the regularizers; the ratio since the first update, pi / pi_old, is handled by the surrogate. With rho_t =
-pi_old(token_t) / mu(token_t), rho the product of a sequence's rho_t, and with `geometric` its length-th root, which is
-not exact but does not explode with length. All weights are [N] or [S, T] like their arguments, 0 outside the mask,
-without gradient. `sequence` holds int64 ids of the shape of old_logp; None means the rows of [S, T], and raises
-ValueError for [N]. `make certificates` shows the effect on the expected update, and compares bias and variance.
+The two differ numerically (another engine or dtype) or by age (stale weights). The weight is always pi_old / mu; the
+ratio since the first update, pi / pi_old, is handled by the surrogate. A weight multiplies the surrogate, not the
+regularizers. With rho_t = pi_old(token_t) / mu(token_t):
+
+    weight                     of a token                                              exact, without bounds, for
+    truncated_weight           min(rho_t, maximum)                                     answers of one token
+    masked_weight              rho_t if low <= rho_t <= high, else 0 (IcePop)          answers of one token
+    sequence_truncated_weight  min(rho, maximum), rho = product of its rho_t           any answers
+    sequence_masked_weight     rho if low <= rho <= high, else 0                       any answers
+
+and with `geometric`, rho = (product of its rho_t)^(1/length), which is not exact but does not explode with length. Each
+is [N] or [S, T] like its arguments, 0 outside the mask, without gradient. `sequence` holds int64 ids of the shape of
+old_logp; None means the rows of [S, T], and raises ValueError for [N]. `make certificates` shows the effect on the
+expected update, and compares bias and variance.
 """
 
 from __future__ import annotations
@@ -17,19 +25,20 @@ from novarl.algos import aggregate
 
 
 def truncated_weight(old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, maximum: float) -> Tensor:
-    """min(rho_t, maximum) per token: truncated importance sampling (https://fengyao.notion.site/off-policy-rl).
+    """min(pi_old(token_t) / mu(token_t), maximum) per token; 0 outside the mask; carries no gradient.
 
-    It corrects each token's distribution but not that of its prefix: exact for answers of one token without truncation,
-    otherwise biased, with a variance that does not grow with length.
+    Truncated importance sampling (https://fengyao.notion.site/off-policy-rl). It corrects each token's distribution but
+    not that of its prefix: exact for answers of one token without truncation, otherwise biased, with a variance that
+    does not grow with length. It multiplies the surrogate, not the regularizers.
     """
     return _where(mask, _ratio(old_logp, behavior_logp, mask).clamp(max=maximum))
 
 
 def masked_weight(old_logp: Tensor, behavior_logp: Tensor, mask: Tensor, *, low: float, high: float) -> Tensor:
-    """rho_t where it lies within [low, high], else 0: the token is left out.
+    """pi_old(token_t) / mu(token_t) where it lies within [low, high], else 0: the token is left out.
 
-    IcePop (https://arxiv.org/abs/2510.18855). Large differences are more often numerical errors than information. TRL
-    1.16 calls it "token_mask".
+    IcePop (https://arxiv.org/abs/2510.18855), with its bounds. Large differences are more often numerical errors than
+    information, so the token is dropped instead of capped. TRL 1.16 calls it "token_mask".
     """
     return _where(mask, _within(_ratio(old_logp, behavior_logp, mask), low, high))
 
@@ -43,10 +52,10 @@ def sequence_truncated_weight(
     maximum: float,
     geometric: bool = False,
 ) -> Tensor:
-    """min(rho, maximum) at every token of a sequence.
+    """min(rho, maximum) at every token of a sequence, rho = pi_old(sequence) / mu(sequence).
 
-    Without truncation it is unbiased for any length, but its variance grows exponentially with it. TRL 1.16 calls it
-    "sequence_truncate", without `geometric`.
+    Without truncation it is unbiased for any length, but its variance grows exponentially with it. `geometric` takes
+    the length-th root. TRL 1.16 calls it "sequence_truncate", without the root.
     """
     ratio = _sequence_ratio(old_logp, behavior_logp, mask, sequence, geometric=geometric)
     return _where(mask, ratio.clamp(max=maximum))
@@ -64,8 +73,8 @@ def sequence_masked_weight(
 ) -> Tensor:
     """rho at every token of a sequence if it is within [low, high], else 0: the sequence is dropped.
 
-    Masked importance sampling over sequences (https://richardli.xyz/rl-collapse). TRL 1.16 calls it "sequence_mask",
-    without `geometric`.
+    Masked importance sampling over sequences (https://richardli.xyz/rl-collapse). `geometric` takes the length-th root.
+    TRL 1.16 calls it "sequence_mask", without the root.
     """
     ratio = _sequence_ratio(old_logp, behavior_logp, mask, sequence, geometric=geometric)
     return _where(mask, _within(ratio, low, high))
@@ -80,8 +89,10 @@ def staleness(version: Tensor, current: int, mask: Tensor) -> Tensor:
 
 
 def effective_sample_size(weight: Tensor, mask: Tensor) -> Tensor:
-    """(sum w)^2 / (n sum w^2) over the n masked entries, 0-d: 1 if all weights are equal, 1/n if one dominates, 0
-    without entries."""
+    """(sum w)^2 / (n sum w^2) over the n masked entries, 0-d: the effective fraction of samples under the weights.
+
+    1 if all weights are equal, 1/n if one dominates, 0 without entries.
+    """
     chosen = weight[mask]
     total = chosen.numel() * chosen.square().sum()
     return torch.where(total > 0, chosen.sum().square() / total, 0.0)

@@ -5,11 +5,12 @@ Every paired loss is called as
     loss(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp, *, beta, ...) -> [pairs], to be minimised
 
 with log pi(y | x) of each answer summed over its tokens (without the prompt), all [pairs], in nats. Write h = log pi(y
-| x) - log pi_ref(y | x), D = h_chosen - h_rejected, and |y| for the number of tokens of an answer.
+| x) - log pi_ref(y | x) for the log-ratio of an answer, D = h_chosen - h_rejected for that of a pair, and |y| for the
+number of tokens of an answer. Reference-free losses ignore the reference arguments. `LOSSES` lists all of them.
 
-TRL 1.16.0 computes the same for sigmoid (without label smoothing), hinge, robust, ipo with lengths and kto_unpaired.
-Differences: the likelihood term of its orpo includes the prompt's tokens and is a mean over all tokens of the batch;
-its simpo is `cpo` with cpo_alpha 0 and the same lengths.
+TRL 1.16.0 computes the same for sigmoid (without label smoothing, which it removed), hinge, robust, ipo with lengths
+and kto_unpaired. Differences: the likelihood term of its orpo includes the prompt's tokens and is a mean over all
+tokens of the batch; its simpo is `cpo` with cpo_alpha 0 and the same lengths.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def ipo(
     """(D - 1 / (2 beta))^2: IPO (https://arxiv.org/abs/2310.12036, eq. 17, where beta is called tau).
 
     Its optimum is a finite margin even if all preferences agree. With lengths each side's h is divided by its length,
-    as in the authors' experiments and in TRL.
+    so the margin is per token and does not grow with the answer, as in the authors' experiments and in TRL.
     """
     chosen = _per_token(chosen_logp - ref_chosen_logp, chosen_length)
     rejected = _per_token(rejected_logp - ref_rejected_logp, rejected_length)
@@ -76,9 +77,9 @@ def dpop(
 ) -> Tensor:
     """-log sigma(beta (D - penalty max(0, -h_chosen))): DPO-positive (https://arxiv.org/abs/2402.13228).
 
-    Penalises every nat by which the chosen answer falls below the reference. `penalty` is the paper's lambda,
-    `label_smoothing` as in `sigmoid`. Differences within rounding are ignored, because training begins at the
-    reference.
+    DPO can increase D by making both answers less likely; this penalises every nat by which the chosen one falls below
+    the reference. `penalty` is the paper's lambda, `label_smoothing` as in `sigmoid`. Differences within rounding are
+    ignored, because training begins at the reference, where rounding would decide which pairs are penalised.
     """
     fall = ref_chosen_logp - chosen_logp
     fall = torch.where(fall > ROUNDING * torch.finfo(fall.dtype).eps * ref_chosen_logp.abs(), fall, 0.0)
@@ -97,8 +98,8 @@ def robust(
 ) -> Tensor:
     """(-(1 - e) log sigma(beta D) + e log sigma(-beta D)) / (1 - 2e): robust DPO (https://arxiv.org/abs/2403.00409).
 
-    If labels are flipped with probability `label_smoothing` e, its expectation is the loss of the true labels. Raises
-    ValueError unless 0 <= e < 1/2.
+    If labels are flipped with probability `label_smoothing` e, its expectation over the flips is the loss of the true
+    labels: unbiased, whereas `sigmoid` is conservative. Raises ValueError unless 0 <= e < 1/2.
     """
     if not 0.0 <= label_smoothing < 0.5:
         raise ValueError(f"robust needs a label_smoothing from 0 to below 0.5, got {label_smoothing}")
@@ -189,8 +190,9 @@ def kto_unpaired(
         desirable (label 1):     w_d (1 - sigma(beta (h - kl)))
         undesirable (label 0):   w_u (1 - sigma(beta (kl - h)))
 
-    `kl` is the reference point, the estimate max(0, mean of h over answers to other prompts) of KL(pi || pi_ref),
-    without gradient.
+    Following prospect theory, the value of an answer is a saturating function of its distance from a reference point.
+    That point is `kl`, the estimate max(0, mean of h over answers to other prompts) of KL(pi || pi_ref), without
+    gradient.
     """
     point = kl.detach() if isinstance(kl, Tensor) else kl
     distance = beta * (logp - ref_logp - point)
@@ -263,8 +265,10 @@ def _smoothed(logits: Tensor, label_smoothing: float) -> Tensor:
 
 
 def _log_odds(logp: Tensor) -> Tensor:
-    """log(p / (1 - p)) of p = exp(logp), accurate for p near 0 and 1; a p that rounds to 1 is replaced by the next
-    smaller number, without gradient."""
+    """log(p / (1 - p)) of p = exp(logp), accurate for p near 0 and 1.
+
+    A probability that rounds to 1 is replaced by the next smaller number, without gradient.
+    """
     below_one = logp.clamp(max=-torch.finfo(logp.dtype).eps)
     near = below_one > -math.log(2.0)
     # Each branch gets a safe argument; otherwise its unused gradient would be NaN.

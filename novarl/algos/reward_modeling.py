@@ -1,5 +1,8 @@
-"""Losses for reward models, on rewards per answer: the scalar at its last token, or beta (log pi(y | x) - log pi_ref(y
-| x)) summed over its tokens (https://arxiv.org/abs/2412.01981; see `implicit_prm`)."""
+"""Losses for reward models: on the output of a scalar head, or on the log-ratio of a language model.
+
+Rewards are per answer: the scalar at its last token, or beta (log pi(y | x) - log pi_ref(y | x)) summed over its tokens
+(https://arxiv.org/abs/2412.01981), which also gives a reward for every step; see `implicit_prm`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ def bt(
 ) -> Tensor:
     """-log sigma(r_w - r_l - m) + centring (r_w + r_l)^2, all [pairs] -> [pairs].
 
-    The Bradley-Terry likelihood (https://arxiv.org/abs/2203.02155) with a `margin` m for stronger preferences
-    (https://arxiv.org/abs/2307.09288, eq. 2). `centring`, such as 0.01, moves the mean reward to 0
-    (https://arxiv.org/abs/2312.09244). `label_smoothing` e: (1 - e) loss(w, l) + e loss(l, w).
+    The Bradley-Terry likelihood (https://arxiv.org/abs/2203.02155). `margin` m requires a larger difference for a
+    stronger preference (https://arxiv.org/abs/2307.09288, eq. 2). The loss is invariant to a constant shift;
+    `centring`, such as 0.01, moves the mean reward to 0 (https://arxiv.org/abs/2312.09244). `label_smoothing` e assumes
+    that the sides are swapped with probability e: (1 - e) loss(w, l) + e loss(l, w).
     """
     difference = chosen_reward - rejected_reward
     demanded = 0.0 if margin is None else margin

@@ -1,10 +1,12 @@
 """The support of truncated sampling (top-k, top-p, min-p) in a compact form.
 
-`Support` concatenates the supports of rows: an int32 word for each block of 16 token ids of which one is possible,
+`Support` concatenates the supports of rows: an int32 word for each block of 16 token ids of which at least one is
+possible. Its upper half is the block, its lower half a bit mask:
 
     word = (id // 16) << 16 | sum of 1 << (id % 16) over the possible ids of the block
 
-A row takes at most 4 bytes per possible token and at most V/4 bytes. A row without words has full support.
+A row takes at most 4 bytes per possible token and at most V/4 bytes: 37.5 kB for a vocabulary of 150,000. A row without
+words has full support, so untruncated tokens cost nothing.
 """
 
 from __future__ import annotations

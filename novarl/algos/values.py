@@ -11,9 +11,10 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2 per token, and `value_clip_fraction`.
 
-    values [N] carries the gradient; old_values [N] are those before the rollout's first update; 0 outside the mask.
-    Without `clip` it is half the squared error. The clip is that of the PPO code (https://arxiv.org/abs/1707.06347;
-    evaluated in https://arxiv.org/abs/2005.12729).
+    values [N] carries the gradient; old_values [N] are those of the critic before the rollout's first update; columns
+    outside the mask give 0. Without `clip` it is half the squared error. The clip is that of the PPO code
+    (https://arxiv.org/abs/1707.06347; evaluated in https://arxiv.org/abs/2005.12729): a value that has already moved by
+    more than c in this rollout gets no gradient to move further.
     """
     free = torch.where(mask, values - returns, 0.0).square()
     if clip is None:

@@ -1,38 +1,62 @@
 """Advantage estimators for trajectories, steps and tokens; the first of an algorithm's five axes.
 
+    of whole trajectories, [R] -> [R]      constant_baseline, ema_baseline, scst = remax, batch, group, leave_one_out,
+                                           reinforce_pp, opo
+    of steps, [S, T] -> (advantage, returns) [S, T]
+                                           gae, monte_carlo, td_lambda, n_step; off policy: vtrace, retrace, clipped_is
+    of macro-steps, the same shapes        segment_gae (VinePPO)
+    of tokens and outcome together         prime
+
 The expected gradient of each, compared with grad J = E[R grad log pi] (verified by `make certificates`):
 
-    constant, ema_baseline, scst, leave_one_out    unbiased: the baseline is independent of the sample
-    group, batch          (1 - 1/k) grad J: the mean of k samples includes the sample's own reward
-    group with norm_std   another objective: with k = 2, the probability of beating another sample
-    reinforce_pp          the direction of `group`, scaled by a deviation that depends on the sample
-    opo                   as `group` for equal lengths; otherwise biased by length
-    prime                 grad J of outcome and process rewards, less mean process reward x grad E[L]
-    gae, td_lambda, n_step, segment_gae    unbiased for exact values; with lam=1, or n >= T, for any values
-    monte_carlo           unbiased for any values
+    constant, ema_baseline, scst           unbiased: the baseline is independent of the sample leave_one_out unbiased
+    group, batch                           (1 - 1/k) grad J: the mean of k samples includes the sample's own reward
+    group with norm_std                    another objective: with k = 2, the probability of beating another sample
+    reinforce_pp                           the same direction as `group`, scaled by a deviation that depends on the
+    sample opo                                    as `group` for equal lengths; otherwise biased by length prime grad J
+    of outcome and process rewards, less mean process reward x grad E[L] gae, td_lambda, n_step, segment_gae unbiased
+    for exact values; with lam=1, or n >= T, for any values monte_carlo                            unbiased for any
+    values vtrace, retrace, clipped_is            on policy as gae or monte_carlo; off policy see their docstrings
+
+`whiten` standardises any of them over a batch; `zero_variance_groups` counts the groups without a gradient.
 """
 
 from novarl.algos.advantages.baselines import (
-    batch as batch,
-    constant_baseline as constant_baseline,
-    ema_baseline as ema_baseline,
-    group as group,
-    leave_one_out as leave_one_out,
-    opo as opo,
-    reinforce_pp as reinforce_pp,
-    remax as remax,
-    scst as scst,
-    whiten as whiten,
-    zero_variance_groups as zero_variance_groups,
+    batch,
+    constant_baseline,
+    ema_baseline,
+    group,
+    leave_one_out,
+    opo,
+    reinforce_pp,
+    remax,
+    scst,
+    whiten,
+    zero_variance_groups,
 )
-from novarl.algos.advantages.process import prime as prime
-from novarl.algos.advantages.segments import segment_gae as segment_gae
-from novarl.algos.advantages.temporal import (
-    clipped_is as clipped_is,
-    gae as gae,
-    monte_carlo as monte_carlo,
-    n_step as n_step,
-    retrace as retrace,
-    td_lambda as td_lambda,
-    vtrace as vtrace,
-)
+from novarl.algos.advantages.process import prime
+from novarl.algos.advantages.segments import segment_gae
+from novarl.algos.advantages.temporal import clipped_is, gae, monte_carlo, n_step, retrace, td_lambda, vtrace
+
+__all__ = [
+    "batch",
+    "clipped_is",
+    "constant_baseline",
+    "ema_baseline",
+    "gae",
+    "group",
+    "leave_one_out",
+    "monte_carlo",
+    "n_step",
+    "opo",
+    "prime",
+    "reinforce_pp",
+    "remax",
+    "retrace",
+    "scst",
+    "segment_gae",
+    "td_lambda",
+    "vtrace",
+    "whiten",
+    "zero_variance_groups",
+]

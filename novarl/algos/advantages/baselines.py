@@ -1,8 +1,11 @@
 """Advantages of whole trajectories: their rewards relative to a baseline.
 
-All functions are per trajectory, [R] -> [R], in the dtype of the rewards. `group` holds arbitrary int64 ids: equal ids
-are samples of one prompt. Exclude greedy rollouts that only serve as a baseline. Rewards are shifted by the minimum of
-their group before averaging, so that equal rewards give exactly 0.
+All functions are per trajectory, [R] -> [R], in the dtype of the rewards. `group` holds arbitrary int64 ids, one per
+trajectory: equal ids are samples of one prompt; groups may differ in size and be interleaved. Exclude greedy rollouts
+that only serve as a baseline.
+
+Rewards are shifted by the minimum of their group before averaging, so that equal rewards give exactly 0 and no rounding
+error is divided by a small deviation.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ def constant_baseline(rewards: Tensor, value: float = 0.0) -> Tensor:
 def ema_baseline(rewards: Tensor, ema: float | None, *, beta: float = 0.9) -> tuple[Tensor, float | None]:
     """A = R - ema, with the moving average of *earlier* batches; returns (A, the average for the next batch).
 
-        ema' = beta ema + (1 - beta) mean(R); with None, mean(R)
+        ema' = beta ema + (1 - beta) mean(R)
 
-    Updating before use would include the sample's own reward in its baseline and scale the gradient by 1 - (1 -
-    beta)/R. An empty batch does not change the average.
+    With None the first batch has no baseline and its mean becomes the average. Updating before use, as is often done,
+    would include the sample's own reward in its baseline and scale the gradient by 1 - (1 - beta)/R. The average is a
+    plain float because it is saved in checkpoints; an empty batch does not change it.
     """
     advantage = rewards if ema is None else rewards - ema
     if rewards.numel() == 0:
@@ -35,7 +39,8 @@ def scst(rewards: Tensor, greedy: Tensor) -> Tensor:
     """A = R - R_greedy: self-critical sequence training (https://arxiv.org/abs/1612.00563).
 
     greedy [R]: for each trajectory the reward of the greedy rollout of the same prompt. Unbiased: the greedy answer
-    does not depend on the sample. ReMax (https://arxiv.org/abs/2310.10505) is the same with one sample per prompt.
+    does not depend on the sample. ReMax (https://arxiv.org/abs/2310.10505) uses the same rule for language models, with
+    one sample and one greedy answer per prompt: `remax` is this function.
     """
     return rewards - greedy
 
@@ -57,8 +62,8 @@ def group(rewards: Tensor, group: Tensor, *, norm_std: bool = False, eps: float 
     """A = R - mean_group(R), divided by (std_group(R) + eps) if `norm_std`.
 
     Without the deviation: Dr. GRPO (https://arxiv.org/abs/2503.20783), (1 - 1/k) times the true gradient in expectation
-    for group size k. With it, the sample deviation as in TRL: GRPO (https://arxiv.org/abs/2402.03300). A group of one,
-    or of equal rewards, gets exactly 0.
+    for group size k. With it: GRPO (https://arxiv.org/abs/2402.03300); the deviation is the sample deviation, sqrt(sum
+    (R - mean)^2 / (k - 1)), as in TRL. A group of one, or of equal rewards, gets exactly 0.
     """
     return _standardised(rewards, group, norm_std=norm_std, eps=eps)
 
@@ -76,9 +81,14 @@ def reinforce_pp(rewards: Tensor, group: Tensor, *, eps: float = 1e-6) -> Tensor
     """A = (R - mean_group(R)) / (std + eps), with the deviation of the whole batch: REINFORCE++-baseline
     (https://arxiv.org/abs/2501.03262).
 
-    A group with little variation keeps its small advantages, which GRPO's group deviation would amplify. A group of one
-    or of equal rewards stays at exactly 0. Every trajectory counts once in the (sample) deviation; to count every token
-    once, call `group` and then `whiten`. Plain REINFORCE++, for one sample per prompt, is `batch(..., norm_std=True)`.
+    The group's mean removes the difficulty of the prompt, the batch's deviation only the scale: a group with little
+    variation keeps its small advantages, which GRPO's group deviation would amplify. Centred groups are not centred
+    again, so a group of one or of equal rewards stays at exactly 0. The (sample) deviation depends on the sample: the
+    expected gradient is (1 - 1/k) grad J over a constant only for large batches.
+
+    Every trajectory counts once in the deviation. To count every token once, as implementations that whiten per token
+    do, call `group` and then `whiten`. Plain REINFORCE++, for one sample per prompt, has no groups: R minus the KL
+    penalty, whitened over the batch: `batch(..., norm_std=True)`.
     """
     centred = _centred(rewards, group)[0]
     return centred / (_deviation(centred) + eps)
@@ -88,19 +98,24 @@ def opo(rewards: Tensor, group: Tensor, *, lengths: Tensor) -> Tensor:
     """A_i = R_i - sum_j l_j R_j / sum_j l_j over the group, with l the number of tokens [R]: OPO
     (https://arxiv.org/abs/2505.23585).
 
-    Of all constant baselines this has the smallest variance if the squared gradient of an answer is proportional to its
-    length. The baseline includes the sample's own reward, so the expected gradient is
+    Among all constant baselines, E[|grad log pi|^2 R] / E[|grad log pi|^2] gives the smallest variance; if the squared
+    gradient of an answer is proportional to its length, that is the length-weighted mean. The baseline includes the
+    sample's own reward, with a weight that depends on its length: the expected gradient is
 
         E[(1/L) sum_{j != i} l_j (R_i - R_j) grad log pi(y_i)],   L = sum_j l_j,
 
-    (1 - 1/k) grad J for equal lengths and biased otherwise. A group of one, or of equal rewards, gets exactly 0.
+    which is (1 - 1/k) grad J for equal lengths (as in `group`) and biased otherwise. A group of one, or of equal
+    rewards, gets exactly 0.
     """
     return _centred(rewards, group, lengths.to(rewards.dtype))[0]
 
 
 def whiten(advantage: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """(A - mean) / (std + eps) over all masked entries together, 0 elsewhere; any shape, equal to that of the mask.
-    Uses the sample deviation; equal entries, or a single one, give exactly 0."""
+    """(A - mean) / (std + eps) over the masked entries, 0 elsewhere; any shape, equal to that of the mask.
+
+    Computed over all entries at once, not per trajectory, which would remove the difference between good and bad
+    trajectories. Uses the sample deviation; equal entries, or a single one, give exactly 0.
+    """
     chosen = _centred(advantage[mask], advantage.new_zeros(int(mask.sum()), dtype=torch.int64))[0]
     return torch.zeros_like(advantage).masked_scatter(mask, chosen / (_deviation(chosen) + eps))
 

@@ -23,13 +23,16 @@ def prime(
 
         A_{i,t} = R_i - mean_{j != i} R_j + process_coef sum_{s >= t} gamma^{s-t} (r_{i,s} - mean_{j != i} m_j)
 
-    token_rewards r [R, T]; m_j is the mean of answer j's; outcome [R]; group [R], ids as in `leave_one_out`. Only
-    columns in the mask [R, T] are read; the result is 0 outside. A trajectory that is alone in its group gets 0; one
-    without tokens counts in the mean outcome but not in the mean process reward.
+    token_rewards r [R, T]: rewards of tokens, for example the differences of the log-probs of an implicit reward model
+    and its reference; m_j is the mean of answer j's; outcome [R]; group [R], ids as in `leave_one_out`. Only columns in
+    the mask [R, T] are read; gaps are not steps, and the result is 0 outside. A trajectory that is alone in its group
+    gets 0; one without tokens counts in the mean outcome but not in the mean process reward.
 
-    The process baseline is subtracted once for every remaining token, so with gamma=1 the expected gradient is that of
-    E[R] + process_coef (E[sum_t r_t] - E[m] E[L]) with E[m] held fixed. (The paper's code includes the answer's own
-    mean in the baseline and whitens the result; this function follows the paper's equation.)
+    The outcome baseline is unbiased, but the process baseline is subtracted once for every remaining token, so it
+    depends on the length: with gamma=1 the expected gradient is that of E[R] + process_coef (E[sum_t r_t] - E[m] E[L])
+    with E[m] held fixed. Answers become shorter if process rewards are positive on average, and longer if they are
+    negative. (The paper's code includes the answer's own mean in the baseline, n/(n-1) (r_{i,s} - mean_j m_j), and
+    whitens the result over the batch; this function follows the paper's equation; see `whiten`.)
     """
     nothing = torch.zeros_like(token_rewards)
     steps = Steps.of(torch.where(mask, token_rewards, 0.0), nothing, mask, token_rewards.new_zeros(mask.shape[0]))

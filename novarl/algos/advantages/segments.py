@@ -25,8 +25,11 @@ def segment_gae(
         A_i = delta_i + gamma lam A_{i+1},   delta_i = r_i + gamma V(s_{i+1}) - V(s_i),   returns A_i + V(s_i)
 
     segment [S, T]: int ids, nondecreasing along a row; consecutive chosen tokens with equal ids form step i. Its value
-    is that of its first token, its reward the sum over its tokens. Ids outside the mask are not read. With gamma=1,
-    lam=0 and values by fresh continuations it is VinePPO (https://arxiv.org/abs/2410.01679).
+    is that of its first token (others are not read), its reward the sum over its tokens; gamma discounts once per step.
+    Ids outside the mask are not read, so a step continues across a gap if its id does.
+
+    If every token is its own step, this is `gae`. With gamma=1, lam=0 and values by fresh continuations it is VinePPO
+    (https://arxiv.org/abs/2410.01679): A_i = r_i + V(s_{i+1}) - V(s_i).
     """
     tokens = Steps.of(rewards, values, mask, bootstrap)
     ids = tokens.gather(segment)

@@ -3,14 +3,18 @@
 All functions take keywords only: `rewards` and `values` [S, T], any float dtype; `mask` [S, T], bool, True where the
 policy chose the token; `bootstrap` [S], the value of the state after a row's last step, 0 if the row terminated;
 `gamma`, the discount per step. `values[:, t]` is the value of the state in which `tokens[t]` was chosen. They return
-`(advantage, returns)`, both [S, T], 0 outside the mask, without gradient, in the input dtype; `returns` are the
-regression targets for a critic. Off-policy ones also take `logp` and `behavior_logp` [S, T], of the trained policy and
-of the sampling policy mu.
+`(advantage, returns)`, both [S, T], 0 outside the mask, without gradient, in the input dtype; 16-bit dtypes are
+computed in float32. `returns` are the regression targets for a critic.
 
-Steps are exactly the columns of the mask, so t + 1 below is the next chosen column. A reward outside the mask is
-credited to the preceding chosen column (a tool's result belongs to the call), or to the first one if there is none.
+Steps are exactly the columns of the mask: padding and environment turns are skipped, so t + 1 below is the next chosen
+column, and values and log-probs outside the mask are never read. A reward outside the mask is credited to the preceding
+chosen column (a tool's result belongs to the call), or to the first one if there is none. Rewards are lost only if the
+policy chose nothing in that row.
 
-    delta_t = r_t + gamma V_{t+1} - V_t            rho_t = pi(token_t) / mu(token_t)
+    delta_t = r_t + gamma V_{t+1} - V_t            rho_t = pi(token_t) / mu(token_t), mu the sampling policy
+
+On policy (rho = 1) `gae`, `td_lambda`, `retrace` and `vtrace` are the same estimator; with lam=1 it is `monte_carlo`.
+`n_step` ranges from delta (n=1) to `monte_carlo` (n >= T).
 """
 
 from __future__ import annotations
@@ -48,8 +52,11 @@ def monte_carlo(
 def td_lambda(
     *, rewards: Tensor, values: Tensor, mask: Tensor, bootstrap: Tensor, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """G_t = r_t + gamma ((1 - lam) V_{t+1} + lam G_{t+1}), A_t = G_t - V_t, returns G_t: GAE written as a return
-    (Sutton and Barto, Reinforcement Learning, 12.1). After the last step both V and G are the bootstrap."""
+    """G_t = r_t + gamma ((1 - lam) V_{t+1} + lam G_{t+1}), A_t = G_t - V_t, returns G_t.
+
+    After the last step both V and G are the bootstrap. The advantage is that of GAE, written as a return (Sutton and
+    Barto, Reinforcement Learning, 12.1).
+    """
     steps = Steps.of(rewards, values, mask, bootstrap)
     bootstrapped = torch.where(steps.last, steps.next_value, (1.0 - lam) * steps.next_value)
     returns = accumulate(steps.reward + gamma * bootstrapped, gamma * lam)
@@ -92,9 +99,10 @@ def vtrace(
         v_t - V_t = min(rho_max, rho_t) delta_t + gamma lam min(c_max, rho_t) (v_{t+1} - V_{t+1})
         A_t = min(pg_rho_max, rho_t) (r_t + gamma (lam v_{t+1} + (1 - lam) V_{t+1}) - V_t),   returns v_t
 
-    The fixed point of the values is the value of the policy proportional to min(rho_max mu, pi). A_t already includes
-    the ratio of its own step, so the surrogate must not multiply by pi/mu again. States are weighted by the visits of
-    mu.
+    logp, behavior_logp [S, T]: of the trained policy and of the sampling policy (not the reference). The fixed point of
+    the values is the value of the policy proportional to min(rho_max mu, pi): that of pi if rho_max is never reached,
+    and that of mu as rho_max goes to 0; c_max and lam affect only the convergence speed. A_t already includes the ratio
+    of its own step, so the surrogate must not multiply by pi/mu again. States are weighted by the visits of mu.
     """
     steps = Steps.of(rewards, values, mask, bootstrap)
     rho, delta = steps.ratio(logp, behavior_logp), steps.delta(gamma)
@@ -117,9 +125,10 @@ def retrace(
     """A_t = delta_t + gamma lam min(c_max, rho_{t+1}) A_{t+1}, returns A_t + V_t: Retrace(lambda)
     (https://arxiv.org/abs/1606.02647) with the state's value in place of Q.
 
-    A_t does not include the ratio of its own token: off policy, the surrogate should multiply by pi/mu. `returns`
-    estimate Q of the chosen token; use `vtrace` for the value of pi. Unbiased for exact values if c_max is never
-    reached.
+    logp, behavior_logp [S, T]: of the trained policy and of the sampling policy. A_t estimates the advantage of the
+    chosen token and does not include its ratio: off policy, the surrogate should multiply by pi/mu. Likewise `returns`
+    estimate Q of the chosen token; a state value fitted to them off policy is the mean of Q under mu (use `vtrace` for
+    the value of pi). Unbiased for exact values if c_max is never reached.
     """
     steps = Steps.of(rewards, values, mask, bootstrap)
     trace = lam * steps.ratio(logp, behavior_logp).clamp(max=c_max)
@@ -147,10 +156,11 @@ def clipped_is(
         level="trajectory":  A_t = w (G_t - V_t),  G_t the plain return,  w = clip(prod_t rho_t) of the whole row
                              returns V_t + A_t
 
-    Without clipping both are unbiased for any values. Per decision (Precup, Sutton and Singh, Eligibility traces for
-    off-policy policy evaluation, 2000), states are weighted by the visits of mu; per trajectory the gradient is exactly
-    grad J, with a variance that grows with length. A_t already includes its ratios, so the surrogate must not multiply
-    by pi/mu again.
+    logp, behavior_logp [S, T]: of the trained policy and of the sampling policy. The weight multiplies return *minus*
+    value: weighting only the return would make the value a bias. Without clipping both are unbiased for any values. Per
+    decision (Precup, Sutton and Singh, Eligibility traces for off-policy policy evaluation, 2000), states are weighted
+    by the visits of mu; per trajectory the gradient is exactly grad J, with a variance that grows with length. A_t
+    already includes its ratios, so the surrogate must not multiply by pi/mu again.
     """
     if level not in ("decision", "trajectory"):
         raise NovaError(f"unknown level {level!r}", where="advantages.clipped_is", fix="'decision' or 'trajectory'")

@@ -5,6 +5,17 @@
 unit of KL does not matter, and a coefficient of 0 is rejected. Only `Ziegler` uses n; for the others the unit of time
 is the step, because a policy moves by updates, regardless of their number of episodes.
 
+With r = KL / target, and the coefficient clipped to [min_coef, max_coef]:
+
+    fixed         beta
+    dead_band     beta * speed if r > band, beta / speed if r < 1 / band
+    ziegler       beta * (1 + clip(r - 1, +-clip) n / horizon)
+    exponential   log beta += rate * clip(log r, +-clip)
+    two_speed     beta * up if r > 1, else beta * down
+    linear        beta * (1 + factor * clip(r - 1, +-max_step))
+    pid           log beta = log beta_0 + kp e + ki sum e + kd (m - m'),  e = clip(r - 1, +-clip), m a moving average
+    schedule      a curve from initial to final over `total_steps`, independent of KL
+
 A k1 estimate of KL may be slightly negative: it counts as far below the target, like 0. Infinity counts as far above.
 NaN is ignored. `control.stability` checks whether the gains give a stable loop.
 """

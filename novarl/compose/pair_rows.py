@@ -145,8 +145,7 @@ def record_reference(
 
 
 def recall_reference(rows: Rows[Any], folder: Path) -> Rows[Answers]:
-    """The same for a resumed run: read from `folder`, not computed again. NovaError if the file is missing, unreadable
-    or belongs to other rows."""
+    """The same for a resumed run, read from `folder`. NovaError if the file is unusable or belongs to other rows."""
     return _with_tape(rows, Tape(_read(folder / REFERENCE, _digest(rows))))
 
 

@@ -1,8 +1,7 @@
 """The reinforcement-learning loop: sample, score, credit, update, sync.
 
-`online` is a generator over an explicit state. It yields the Record of each optimiser update, the same on every rank,
-and has no hidden state between yields: evaluation, checkpoints and early stopping are ordinary code in the caller's
-`for` loop, and a state saved at any yield resumes exactly.
+`online` yields the Record of each optimiser update, the same on every rank, and has no hidden state between yields:
+evaluation and checkpoints are ordinary code in the caller's loop, and a state saved at any yield resumes exactly.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ class Stages:
     """The replaceable parts of an online run.
 
     `sample(asked, step)` returns all rollouts of the (group, prompt) pairs; `score(rollouts)` adds rewards;
-    `publish(version)` sends the learner's weights to the engine; `check(batch, rollouts)` runs once, before the first
-    update; `keep(step, scored, pending)` writes the rollout log. `supplier` provides what credit needs besides rewards,
-    and is trained too; for the first `frozen_steps` steps only it is. With `mask_truncated`, truncated answers are not
-    trained on.
+    `publish(version)` sends the learner's weights to the engine; `check(batch, rollouts)` runs before the first update;
+    `keep(step, scored, pending)` writes the rollout log. `supplier` provides what credit needs besides rewards, and is
+    trained too; for the first `frozen_steps` steps only it is.
     """
 
     prompts: Sequence[Prompt]
@@ -112,10 +110,8 @@ def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
 
 
 def gather(stages: Stages, play: Play, stream: dict[str, Any], *, step: int, version: int) -> Gathered:
-    """Sample and score prompts from the data position `stream` on, until the admission has enough groups.
-
-    The number of prompts depends only on the rewards, in prompt order, not on which answer finished first.
-    """
+    """Sample and score prompts from the data position `stream` on, until the admission has enough groups; how many
+    depends on the rewards in prompt order, not on which answer finished first."""
     asked: list[tuple[int, Prompt]] = []
     scored: list[Scored] = []
     while wanted := stages.admission.missing(scored, stages.prompts_per_rollout, asked=len(asked)):

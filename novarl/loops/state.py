@@ -75,8 +75,8 @@ def _columns(value: Batch | Scores | Credit) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The scored rollouts of a step before training: `version` of the sampling weights, the `epoch` of the last prompt,
-    and `stream`, the data position after it."""
+    """The scored rollouts of a step: `version` of the weights, the last prompt's `epoch`, and `stream`, the data
+    position."""
 
     scored: Sequence[Scored]
     stream: dict[str, Any]
@@ -95,11 +95,8 @@ class Gathered:
 
 @dataclass(slots=True)
 class LoopState:
-    """The position of a loop. `step` counts finished steps, `update` optimiser updates; `stream` is the data position.
-
-    `ahead` holds the next step's rollouts if they are sampled during training. A checkpoint waits for them and includes
-    them, so that resuming does not sample them again.
-    """
+    """The position of a loop. `step` counts finished steps, `update` optimiser updates; `stream` is the data position;
+    `ahead` holds the next step's rollouts if they are sampled during training: a checkpoint waits for them."""
 
     step: int = 0
     update: int = 0

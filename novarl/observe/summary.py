@@ -106,12 +106,7 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     signs = {finding["sign"] for finding in summary.get("findings") or ()}
     advice = []
     if summary.get("status") in ENDS:
-        advice.append(
-            (
-                f"novarl {command} {run}/config.yaml run_dir={run} resume=auto",
-                "resume where it stopped",
-            )
-        )
+        advice.append((f"novarl {command} {run}/config.yaml run_dir={run} resume=auto", "resume where it stopped"))
     if (summary.get("rows") or {}).get("refused"):
         advice.append((f"grep bad_row {run}/events.jsonl", "list the rejected rows with file, line, field and reason"))
     rollouts = summary.get("rollouts") or {}
@@ -135,12 +130,8 @@ def next_steps(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             advice.append((again, f"{flat} Save the rollouts and inspect them"))
     elif _within_noise(summary.get("before"), summary.get("after")) and not signs:
         longer = 2 * summary["steps"] if "steps" in summary else "…"
-        advice.append(
-            (
-                f"novarl {command} {run}/config.yaml run_dir={run} resume=auto steps={longer}",
-                "train longer, since the intervals overlap and the change may be noise",
-            )
-        )
+        again = f"novarl {command} {run}/config.yaml run_dir={run} resume=auto steps={longer}"
+        advice.append((again, "train longer, since the intervals overlap and the change may be noise"))
     if command == "rm":
         if summary.get("loss") in ("bt", "bce"):
             advice.append((f"novarl rl {subject}{base} reward=model:{run}", "use it as the reward of an RL run"))
@@ -169,10 +160,8 @@ def _other_steps(summary: Mapping[str, Any], signs: set[str], again: str) -> tup
     if "unsure" in signs and summary.get("entropy_coef"):
         return f"{again} entropy.coef=0", "turn off the entropy bonus, which outweighs the reward"
     if "low_lr" in signs:
-        return (
-            f"{again} optim.lr={summary['usual_lr']:g}",
-            f"use the default learning rate (this run: {summary['lr']:g})",
-        )
+        why = f"use the default learning rate (this run: {summary['lr']:g})"
+        return f"{again} optim.lr={summary['usual_lr']:g}", why
     if not (lr := summary.get("lr")) or not (fell or signs & {"far", "certain"}):
         return None
     why, usual = "the score fell. Lower the" if fell else "lower the", summary.get("usual_lr", lr)

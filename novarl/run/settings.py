@@ -9,9 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """`values` is the whole configuration as a mapping, `text` the contents of config.yaml, and `named_by_user(key)`
-    whether the user chooses the names below a key, such as `reward`. `steps` is None if it depends on the number of
-    rows."""
+    """`values` is the whole configuration, `text` the contents of config.yaml, and `named_by_user(key)` whether the
+    user chooses the names below a key, such as `reward`. `steps` is None if it depends on the number of rows."""
 
     kind: str
     model: str

@@ -25,7 +25,7 @@ from benchmarks.runs import novarl, summary
 from novarl.algos import calibration
 from novarl.config.load import load as load_config
 from novarl.config.preference import RMConfig
-from novarl.data.pair_formats import PairColumns
+from novarl.data.formats import Columns
 from novarl.data.pairs import Reading, load_labelled
 from novarl.distributed.ranks import Ranks
 from novarl.learn.reward_model import HeadScorer, rewards_of
@@ -237,7 +237,7 @@ def evaluated(place: Path, file: Path) -> tuple[RewardEvaluation, Tensor]:
     folder = place / "checkpoints" / "latest" / "model"
     policy = load(str(folder), device="cpu")
     assert config.max_length is not None
-    reading = Reading(policy.tokenizer, config.max_length, on_long=config.on_long, keys=PairColumns())
+    reading = Reading(policy.tokenizer, config.max_length, on_long=config.on_long, keys=Columns())
     rows = [row for of_row in load_labelled(file, reading)[0] for row in of_row]
     scorer = HeadScorer(ValueModel(policy.model, load_head(folder, policy.model)))
     found = evaluate_rewards(rows, lambda batch: rewards_of(scorer, batch, Ranks(), config.micro.max_tokens))

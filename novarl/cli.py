@@ -177,11 +177,12 @@ def _run(command: str, rest: list[str]) -> None:
 
 def _explain(rest: list[str]) -> None:
     from novarl.config.describe import describe
+    from novarl.config.flags import arguments
     from novarl.config.load import peek_kind
     from novarl.config.tree import TREES
 
     named = rest.pop(0) if rest and rest[0] in TREES else None
-    path, overrides = _arguments(rest, named or "rl")
+    path, overrides = arguments(rest, TREES[named or "rl"])
     stated = [("command line", word.removeprefix("kind=")) for word in overrides if word.startswith("kind=")]
     if path and (of_file := peek_kind(path)):
         stated.insert(0, (path, of_file))
@@ -226,19 +227,12 @@ def _check(rest: list[str]) -> None:
 
 
 def _load(kind: str, rest: list[str], preset: Mapping[str, Any] | None = None) -> Config:
+    from novarl.config.flags import arguments
     from novarl.config.load import load
     from novarl.config.tree import TREES
 
-    path, overrides = _arguments(rest, kind)
+    path, overrides = arguments(rest, TREES[kind])
     return load(TREES[kind], path, overrides, preset=preset)
-
-
-def _arguments(words: list[str], kind: str) -> tuple[str | None, list[str]]:
-    """The configuration file, if any, and the overrides; `--some-key value` becomes `some_key=value`."""
-    from novarl.config.flags import arguments
-    from novarl.config.tree import TREES
-
-    return arguments(words, TREES[kind])
 
 
 def _fill(config: Config) -> Config:

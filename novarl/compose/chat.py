@@ -19,12 +19,9 @@ DATE = "chat_template_date"
 
 
 def with_chat(policy: Policy, config: Config, state: Mapping[str, Any] | None = None) -> Policy:
-    """`policy` with the chat template of the configuration.
-
-    The tokens that end an assistant turn in the template also end completions, in sampling and in the saved generation
-    config. A template that writes the date gets the configuration's date, otherwise that of the checkpoint `state` (a
-    resumed run keeps its original date), otherwise today's.
-    """
+    """`policy` with the chat template of the configuration. The tokens that end an assistant turn in it also end
+    completions. A template that writes the date gets the configuration's, otherwise that of the checkpoint `state`,
+    otherwise today's."""
     tokenizer = policy.tokenizer
     if config.chat_template is not None:
         tokenizer.chat_template = _template(config.chat_template)

@@ -47,10 +47,7 @@ def kl_controller(config: RLConfig, row: Algorithm) -> Controller:
 
 
 def entropy_controller(config: RLConfig, row: Algorithm) -> Controller:
-    """The controller of the entropy bonus: constant, or keeping the entropy at a target. NovaError as above.
-
-    The row has the initial weight (`merge` sets one if the algorithm's is 0).
-    """
+    """The controller of the entropy bonus, from the row's weight: constant, or with a target. NovaError as above."""
     section, coef = config.entropy, row.entropy_coef
     if section.target is None:
         return Fixed(coef=coef, max_coef=max(coef, 1.0))
@@ -60,8 +57,7 @@ def entropy_controller(config: RLConfig, row: Algorithm) -> Controller:
 
 
 def constraints(config: RLConfig) -> dict[Any, Constraint]:
-    """The constraints that act through coefficients, by quantity: "kl", "entropy". NovaError for contradictory
-    settings."""
+    """The constraints that act through coefficients, by quantity: "kl", "entropy". NovaError for contradictions."""
     section = config.constraint_optimization
     if not section.enabled or section.mode not in ("lagrangian", "penalty"):
         return {}

@@ -3,9 +3,8 @@
     def surrogate(logp, old_logp, advantage, mask) -> loss, or (loss, {"clip_fraction": ...})      [N], one per token
     def estimator(rewards, group) -> advantage                                                     [S], one per answer
 
-They have the form of the functions in `algos.surrogates` and `algos.advantages`. A surrogate with the keywords
-`clip_low` and `clip_high` gets the run's values. The file runs in this process, on every rank. It is loaded, and each
-function is tried on a few numbers, before anything is written. Errors in it are a NovaError with file and line.
+A surrogate with the keywords `clip_low` and `clip_high` gets the run's values. The file runs in this process, on every
+rank; each function is tried on a few numbers before anything is written. Errors in it are a NovaError with its line.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def is_own(name: str) -> bool:
 def own_surrogate(
     spec: str | Callable[..., Any], bounds: Mapping[str, float], *, clip_given: bool
 ) -> Callable[..., tuple[Tensor, Mapping[str, Tensor]]]:
-    """The user's surrogate in the form of ours, tried once; it gets those `bounds` that it has a keyword for. NovaError
-    where it cannot be one."""
+    """The user's surrogate in the form of ours, with those `bounds` that it takes, tried once. NovaError if it is
+    invalid."""
     function, where = _load(spec, "loss.surrogate")
     taken = {name: bound for name, bound in bounds.items() if _takes(function, name)}
     if clip_given and not taken:

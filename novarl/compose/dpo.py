@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import torch
-
-from novarl.compose.offline import RowLearner
 from novarl.compose.pair_rows import Answers
 from novarl.compose.preference import PreferenceTraining
 from novarl.compose.preference_plan import PreferencePlan, resolve_dpo
 from novarl.compose.settings import run_settings
-from novarl.compose.weights import optim_settings
 from novarl.config.preference import DPOConfig
-from novarl.core.types import Batch, Prompt, Scored
+from novarl.core.types import Prompt, Scored
 from novarl.data.pairs import Pair
-from novarl.learn.fitting import Splits
-from novarl.learn.preference import KTOLearner, PreferenceLearner, answer_sums
-from novarl.learn.reward_model import RatioScorer, RewardScorer
-from novarl.learn.scorer import Scorer
+from novarl.learn.preference import KTOLearner, PreferenceLearner
+from novarl.learn.reward_model import RatioScorer
+from novarl.learn.supervised import OfflineLearner
 from novarl.loops.evaluate import Evaluation
-from novarl.models.heads import RewardOutput
-from novarl.models.load import Policy, save
+from novarl.models.load import Policy
 from novarl.run.judge import SHOWN, write_samples
 from novarl.run.lifecycle import Machine, Run
 from novarl.run.session import Session
@@ -43,61 +34,21 @@ class DPOTraining(PreferenceTraining):
 
     def __init__(self, config: DPOConfig, plan: PreferencePlan, machine: Machine) -> None:
         super().__init__(config, plan, machine)
-        self.scored = reward_of_policy(plan, self.scorer)
+        self.scored = RatioScorer(self.scorer, plan.beta, reference=plan.reference)
 
-    def learner(self) -> RowLearner:
-        config, plan = self.settings, self.plan
-        shared: dict[str, Any] = {
-            "beta": plan.beta,
-            "optim": optim_settings(config.optim, lr=plan.lr, total=self.steps),
-            "ranks": self.machine.ranks,
-            "budget": config.micro.max_tokens,
-        }
+    def learner(self) -> OfflineLearner:
+        plan, shared = self.plan, {"beta": self.plan.beta, **self.fitted()}
         if plan.strangers:
             return KTOLearner(self.policy.model, self.scorer, **shared, **plan.options)
         return PreferenceLearner(self.policy.model, self.scorer, loss=plan.loss, options=plan.options, **shared)
 
-    def write_model(self, folder: Path) -> None:
-        save(self.policy, folder)
-
     def show(self, session: Session, found: Evaluation | None) -> None:
-        """Write samples.md: the policy's answers to the first prompts, next to the preferred answers."""
+        """Write samples.md: answers to the first prompts, with the preferred ones."""
         rows = (self.rows.held_out or self.rows.train)[:SHOWN]
         asked = [(index, _question(row, self.policy)) for index, row in enumerate(rows)]
         answers = self.sampler.evaluate(asked, 1, self.sampler.sampling)
         if session.ranks.rank == 0:
             write_samples(session.rundir.path / "samples.md", [Scored(rollout, {}, math.nan) for rollout in answers])
-
-
-@dataclass(frozen=True, slots=True)
-class MeanScorer:
-    """beta times the mean log-probability of an answer's tokens [S]: the reward of losses without a reference."""
-
-    scorer: Scorer
-    beta: float
-
-    @property
-    def device(self) -> torch.device:
-        return self.scorer.device
-
-    @property
-    def shares(self) -> bool:
-        return self.scorer.shares
-
-    @property
-    def splits(self) -> Splits:
-        return self.scorer.splits
-
-    def __call__(self, batch: Batch) -> RewardOutput:
-        logp = self.beta * self.scorer(batch)[0]
-        return RewardOutput(answer_sums(batch, logp) / answer_sums(batch, batch.mask.to(logp.dtype)))
-
-
-def reward_of_policy(plan: PreferencePlan, scorer: Scorer) -> RewardScorer:
-    """The policy's implicit reward for an answer."""
-    if plan.reference:
-        return RatioScorer(scorer, plan.beta)
-    return MeanScorer(scorer, plan.beta)
 
 
 def _question(row: Answers, policy: Policy) -> Prompt:

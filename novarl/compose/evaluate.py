@@ -13,6 +13,7 @@ from novarl.compose.chat import date_notes, with_chat
 from novarl.compose.resolve import DATA_MAX_TOKENS
 from novarl.compose.rewards import build_env, build_rewards, close_env
 from novarl.compose.rows import rl_rows
+from novarl.compose.sampling import sampler_of, sampling_of
 from novarl.compose.settings import run_settings
 from novarl.compose.trust import trust_of
 from novarl.config.load import to_yaml
@@ -22,7 +23,7 @@ from novarl.core.bus import Bus
 from novarl.core.errors import NovaError, visible
 from novarl.core.event_loop import EventLoop
 from novarl.core.rundir import RunDir, environment
-from novarl.core.types import Prompt, Sampling
+from novarl.core.types import Prompt
 from novarl.data.rows import Rows
 from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
@@ -34,7 +35,7 @@ from novarl.run.judge import Judge, write_samples
 from novarl.run.lineage import trained_on
 from novarl.run.machine import flush_denormals, start
 from novarl.run.resume import Opened, open_run
-from novarl.run.sampler import Sampler, local_engine
+from novarl.run.sampler import local_engine
 from novarl.tasks.registry import find_task
 
 FILES = {"run_dir": "", "events": "events.jsonl", "samples": "samples.md"}
@@ -62,26 +63,16 @@ def _evaluate(config: EvalConfig, opened: Opened, device: torch.device, ranks: R
     rows = rl_rows(config, task, policy, max_tokens=max_tokens)
     rewards = build_rewards(config, task, rows.held_out, device=device)
     engine = local_engine(policy, max_batch=config.rollout.max_batch)
-    sampling = Sampling(
-        temperature=config.eval.temperature,
-        top_k=config.eval.top_k,
-        top_p=config.eval.top_p,
-        min_p=config.eval.min_p,
-        max_tokens=max_tokens,
-        stop=tuple(config.rollout.stop),
-    )
-    sampler = Sampler(
+    sampling = sampling_of(config.eval, max_tokens=max_tokens, stop=tuple(config.rollout.stop))
+    sampler = sampler_of(
+        policy,
+        config,
+        loop,
         engine=engine,
         env=build_env(config),
-        tokenizer=policy.tokenizer,
         sampling=replace(sampling, temperature=0.0),
         max_turns=config.rollout.max_turns,
-        context=policy.context,
-        apply_chat_template=config.apply_chat_template,
         samples=1,
-        seed=config.seed,
-        ends=policy.eos_ids,
-        loop=loop,
     )
     collector.started()
     try:

@@ -1,7 +1,7 @@
 """LoRA in a run: where the base weights are stored, when adapters are added, and how both are restored.
 
-A checkpoint's `model/` holds merged weights, which any tool can load. They do not allow a bit-identical resume, so the
-base is written once to the run directory and the adapters are part of the checkpoint's state.
+A checkpoint's `model/` holds merged weights, which do not allow a bit-identical resume. So the base is written once to
+the run directory and the adapters are part of the checkpoint's state.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ from novarl.models.lora import LoraSettings, adapter_weights, inject, put_adapte
 from novarl.run.resume import Opened
 
 BASE = "base"
-"""The folder in the run directory with the base weights of the adapters, or the initial weights of an implicit reward
-model."""
+"""The folder with the base weights of the adapters, or the initial weights of an implicit reward model."""
 STATE = "adapter"
 """The adapters' key in a checkpoint's state."""
 
 
 def model_source(config: TrainConfig, opened: Opened, state: Mapping[str, Any] | None) -> str:
-    """The source of a run's weights: the configured model, the checkpoint's model, or the base of its adapters.
-
-    Raises NovaError if the run is resumed with different adapter settings.
-    """
+    """The configured model, the checkpoint's model, or the base of its adapters. NovaError if its settings differ."""
     if state is None or opened.checkpoint is None:
         return config.model
     _check_same(config.lora, state)
@@ -60,8 +56,7 @@ def adapt(config: TrainConfig, policy: Policy, state: Mapping[str, Any] | None) 
 
 
 def keep_base(config: TrainConfig, policy: Policy, opened: Opened, ranks: Ranks, *, is_reference: bool = False) -> None:
-    """Write the base weights once, while the adapters are still zero: for a resume and, if it `is_reference`, for
-    comparison with the trained model."""
+    """Write the base weights once, while the adapters are zero: for a resume, and if it `is_reference`."""
     if config.lora.rank == 0 and not is_reference:
         return
     if ranks.rank == 0:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from novarl.compose.chat import date_facts, date_notes
 from novarl.compose.lora import adapt, adapter_state
 from novarl.compose.rows import subject
 from novarl.compose.sampling import greedy_sampler
-from novarl.compose.weights import read_policy, shard_policy
+from novarl.compose.weights import optim_settings, read_policy, shard_policy
+from novarl.config.notes import without_effect
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import SFTConfig
-from novarl.config.unread import without_effect
-from novarl.core.types import Batch, Record
+from novarl.core.types import Batch
 from novarl.data.rows import Rows
 from novarl.learn.scorer import Scorer
+from novarl.learn.supervised import OfflineLearner
 from novarl.loops.offline import OfflineStages, offline
 from novarl.loops.state import LoopState
 from novarl.run.fingerprint import fingerprint
@@ -28,17 +29,8 @@ SHOWN_TOKENS = 256
 """Maximum answer length in samples.md, unless a task sets it."""
 
 
-class RowLearner(Protocol):
-    """Trains on batches of rows, one optimizer update per call."""
-
-    def update(self, batch: Batch) -> Record: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 class OfflineTraining(Training):
-    """Loads and checks everything; nothing is written yet. Each command provides its rows, its learner, and `pack`,
-    which makes a batch of some rows."""
+    """Each command provides its rows, its learner, and `pack`, which makes a batch of some rows."""
 
     def __init__(self, config: SFTConfig | DPOConfig | RMConfig, lr: float, machine: Machine, longest: int) -> None:
         self.settings, self.lr, self.machine, self.longest = config, lr, machine, longest
@@ -61,8 +53,14 @@ class OfflineTraining(Training):
     def read_rows(self) -> Rows[Any]:
         """The training and held-out rows."""
 
+    def fitted(self) -> dict[str, Any]:
+        """The keywords that all learners share."""
+        config = self.settings
+        optim = optim_settings(config.optim, lr=self.lr, total=self.steps)
+        return {"optim": optim, "ranks": self.machine.ranks, "budget": config.micro.max_tokens}
+
     @abstractmethod
-    def learner(self) -> RowLearner:
+    def learner(self) -> OfflineLearner:
         """The learner."""
 
     @staticmethod

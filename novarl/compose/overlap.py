@@ -68,11 +68,9 @@ def far_sampler(config: RLConfig, source: str, threads: int) -> Apart:
 
 
 class FarSampler:
-    """The learner's handle of the sampling process; `loops.stale.Sampler`.
-
-    Create it after all imports and before any thread starts, so that the process can be forked. Then `load` the model
-    there while the run is composed here, and call `follow` with the model whose weights it uses.
-    """
+    """The learner's handle of the sampling process; `loops.stale.Sampler`. Create it after all imports and before any
+    thread starts, so that the process can be forked; then `load` the model there, and `follow` the model to take
+    weights from."""
 
     def __init__(self, threads: int) -> None:
         self._threads, self._version = threads, -1

@@ -19,8 +19,7 @@ from novarl.core.checkpoint import DISK
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Sequence
 from novarl.data.dataset import RowCounts
-from novarl.data.formats import BadRow
-from novarl.data.pair_formats import PairColumns
+from novarl.data.formats import BadRow, Columns
 from novarl.data.pairs import Labelled, Pair, Reading, load_labelled, load_pairs
 from novarl.data.rows import Rows, set_aside
 from novarl.data.unused import Unused
@@ -50,7 +49,7 @@ def preference_rows(config: DPOConfig | RMConfig, plan: PreferencePlan, policy: 
         max_bad_rows=config.max_bad_rows,
         report=bad.append,
         unused=unused,
-        keys=PairColumns(
+        keys=Columns(
             chosen=config.chosen_key,
             rejected=config.rejected_key,
             prompt=config.prompt_key,
@@ -66,7 +65,7 @@ def preference_rows(config: DPOConfig | RMConfig, plan: PreferencePlan, policy: 
         aside: Callable[[list[Item], int], tuple[list[Item], list[Item]]],
     ) -> tuple[list[Item], list[Item], RowCounts]:
         if plan.task is not None:
-            items, counts = load(raw(task_pairs(plan.task)), replace(reading, keys=PairColumns()))
+            items, counts = load(raw(task_pairs(plan.task)), replace(reading, keys=Columns()))
         else:
             items, counts = load(source_of(config, "data"), reading)
         if config.eval.data:
@@ -146,8 +145,7 @@ def record_reference(
 
 
 def recall_reference(rows: Rows[Any], folder: Path) -> Rows[Answers]:
-    """The same for a resumed run: read from `folder`, not computed again. NovaError if the file is missing, unreadable
-    or belongs to other rows."""
+    """The same for a resumed run, read from `folder`. NovaError if the file is unusable or belongs to other rows."""
     return _with_tape(rows, Tape(_read(folder / REFERENCE, _digest(rows))))
 
 

@@ -23,8 +23,7 @@ from novarl.run.session import Session
 
 
 class PreferenceTraining(OfflineTraining):
-    """`scored` returns the reward [S] of each answer of a batch, for the evaluation; each command provides its
-    learner."""
+    """`scored` returns the reward [S] of each answer of a batch; each command provides its learner."""
 
     settings: DPOConfig | RMConfig
     scored: RewardScorer

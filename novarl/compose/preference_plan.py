@@ -24,11 +24,8 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class PreferencePlan:
-    """The resolved settings of a preference run.
-
-    `labelled`: the loss uses labelled answers instead of pairs; `reference`: it compares the policy with its initial
-    state; `head`: it trains a scalar head. `options` are the loss's keywords.
-    """
+    """`labelled`: the loss uses labelled answers instead of pairs; `reference`: it compares the policy with its initial
+    state; `head`: it trains a scalar head. `options` are the loss's keywords."""
 
     task: Task | None
     lr: float

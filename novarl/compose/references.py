@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 
 def open_reference(parts: Parts, named: nn.Module | None, folder: Path, *, resumed: bool) -> Scorer:
-    """`kl.reference` as a frozen model; `named` is the model that it names, if any.
-
-    A copy of the initial policy is kept in `folder` for a resume; a moving average is also part of the learner's state.
-    With LoRA, the initial policy is the policy without its adapters.
-    """
+    """`kl.reference` as a frozen model; `named` is the model that it names, if any. A copy of the initial policy is
+    kept in `folder` for a resume. With LoRA, the initial policy is the policy without its adapters."""
     config, scorer = parts.config, parts.scorer
     if config.kl.reference == "tie":
         return scorer
@@ -64,8 +61,7 @@ def named_reference(config: RLConfig, policy: Policy, longest: int, device: torc
 
 
 def named_process_model(config: RLConfig, policy: Policy, longest: int, device: torch.device) -> ImplicitModel | None:
-    """The implicit reward model named by `prime.model`, with its reference, or None. NovaError as in
-    `named_reference`."""
+    """The model named by `prime.model`, with its reference, or None. NovaError as in `named_reference`."""
     name = config.prime.model
     if name is None:
         return None

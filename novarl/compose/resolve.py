@@ -43,11 +43,8 @@ DATA_SPLIT = "\n"
 
 @dataclass(frozen=True, slots=True)
 class RLPlan:
-    """What a reinforcement-learning run will do, every null filled in.
-
-    `values` holds the keys of the configuration that this run reads and that are null or depend on the algorithm, each
-    with its value in the run.
-    """
+    """What a reinforcement-learning run will do, every null filled in. `values` holds the keys that this run reads and
+    that are null or depend on the algorithm."""
 
     algorithm: Algorithm
     task: Task | None
@@ -65,8 +62,7 @@ class RLPlan:
 
 
 def resolve_rl(config: RLConfig) -> RLPlan:
-    """Merge the algorithm's row with the configuration. NovaError for contradictions and unstable controllers, before
-    anything is loaded or written."""
+    """Merge the algorithm's row with the configuration. NovaError for contradictions and unstable controllers."""
     if config.algo not in ALGORITHMS:
         raise NovaError(f"unknown algorithm {config.algo!r}", where="algo", fix=nearest(config.algo, ALGORITHMS))
     task = find_task(config.task, dict(config.task_options)) if config.task else None

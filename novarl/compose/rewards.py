@@ -15,8 +15,8 @@ from novarl.core.types import Env, Prompt
 from novarl.envs.interact import load_interact
 from novarl.envs.single_turn import SingleTurn
 from novarl.rewards.compose import RewardSet
-from novarl.rewards.progress import Progress
 from novarl.rewards.registry import find_reward
+from novarl.rewards.services import Progress
 from novarl.rewards.user_file import from_function
 from novarl.rewards.verdict import Scorer
 from novarl.tasks.registry import Task
@@ -25,11 +25,8 @@ from novarl.tasks.registry import Task
 def build_rewards(
     config: RLConfig | EvalConfig, task: Task | None, *sets: Sequence[Prompt], device: torch.device
 ) -> RewardSet:
-    """The configured rewards, otherwise those of the environment's file, otherwise the task's.
-
-    `sets` are the prompts of each dataset; a reward that needs a column missing from one of them is refused. Reward
-    models run on `device`.
-    """
+    """The configured rewards, otherwise those of the environment's file, otherwise the task's. A reward that needs a
+    column missing from one of the `sets` of prompts is refused. Reward models run on `device`."""
     limit = config.rollout.reward_timeout
     if config.reward is None and config.rollout.env_path is None:
         assert task is not None
@@ -70,8 +67,7 @@ def build_rewards(
 
 
 def columns_of(*sets: Sequence[Prompt]) -> set[str] | None:
-    """The columns other than the prompt that all these datasets have, nested ones by their path; None if there are no
-    prompts."""
+    """The columns besides the prompt that all datasets have, nested ones by path; None if there are no prompts."""
     found = [
         {name for prompt in prompts for name in _paths(prompt.extra)}
         | {"answer" for prompt in prompts if prompt.answer is not None}
@@ -89,10 +85,7 @@ def _paths(columns: Mapping[str, Any]) -> Iterator[str]:
 
 
 def build_env(config: RLConfig | EvalConfig) -> Callable[[], Env]:
-    """The environment: single-turn, or `interact` of the environment's file. Close it with `close_env`.
-
-    RL2's file for a single turn may contain `reward_fn` only.
-    """
+    """The environment: single-turn, or `interact` of the environment's file, which may be missing for a single turn."""
     if config.rollout.env_path is None:
         return SingleTurn
     if (given := config.object("rollout.env_path")) is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -19,12 +18,12 @@ from novarl.compose.references import named_process_model, named_reference, open
 from novarl.compose.resolve import RLPlan, model_in, other_algorithm, resolve_rl, usual_lr, usual_max_tokens
 from novarl.compose.rewards import build_rewards, close_env
 from novarl.compose.rows import demonstrations, longest_prompt, longest_sequence, raw, rl_rows
-from novarl.compose.sampling import training_sampler
+from novarl.compose.sampling import sampling_of, training_sampler
 from novarl.compose.settings import refuse_objects, run_settings
 from novarl.compose.stages import credit_rule, objective, online_stages
 from novarl.compose.weights import check_reference_is_there, optim_settings, read_policy, shard_policy
+from novarl.config.notes import without_effect
 from novarl.config.tree import RLConfig
-from novarl.config.unread import without_effect
 from novarl.core.types import Batch, Prompt, Record, Rollout, Sampling, Scored, Sequence as TokenSequence
 from novarl.data.dataset import load_sft
 from novarl.data.pack import pack_sequences
@@ -39,7 +38,6 @@ from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
 from novarl.loops.state import LoopState, Pending
 from novarl.models.forward import head
-from novarl.models.load import save
 from novarl.observe.diagnosis import low_rate
 from novarl.run.fingerprint import fingerprint
 from novarl.run.judge import Judge, write_samples
@@ -134,15 +132,8 @@ class RLTraining(Training):
         self.front: Front | None = None
 
     def _at_evaluation(self) -> Sampling:
-        section = self.config.eval
-        return replace(
-            self.sampler.sampling,
-            temperature=section.temperature,
-            top_k=section.top_k,
-            top_p=section.top_p,
-            min_p=section.min_p,
-            supports=False,
-        )
+        config = self.config
+        return sampling_of(config.eval, max_tokens=self.plan.max_tokens, stop=tuple(config.rollout.stop))
 
     @property
     def notes(self) -> Sequence[str]:
@@ -170,9 +161,6 @@ class RLTraining(Training):
 
     def facts(self) -> Mapping[str, Any]:
         return date_facts(self.policy)
-
-    def write_model(self, folder: Path) -> None:
-        save(self.policy, folder)
 
     def begin(self, session: Session) -> None:
         tokens, turns = f"max_new_tokens={self.plan.max_tokens}", self.config.rollout.max_turns

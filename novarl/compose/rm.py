@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from novarl.compose.lora import BASE
-from novarl.compose.offline import RowLearner
 from novarl.compose.preference import PreferenceTraining
 from novarl.compose.preference_plan import PreferencePlan, resolve_rm
 from novarl.compose.settings import run_settings
-from novarl.compose.weights import optim_settings
 from novarl.config.preference import RMConfig
 from novarl.core.checkpoint import write_atomic
 from novarl.core.errors import visible
 from novarl.data.pairs import Pair
 from novarl.learn.preference import KTOLearner
 from novarl.learn.reward_model import HeadScorer, RatioScorer, RewardModelLearner
+from novarl.learn.supervised import OfflineLearner
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.evaluate_rewards import RewardEvaluation
 from novarl.models.forward import backbone, head as language_head
@@ -59,13 +58,8 @@ class RMTraining(PreferenceTraining):
             model.head = load_head(checkpoint.model, self.policy.model)
         return model
 
-    def learner(self) -> RowLearner:
-        config, plan, scored = self.settings, self.plan, self.scored
-        shared: dict[str, Any] = {
-            "optim": optim_settings(config.optim, lr=plan.lr, total=self.steps),
-            "ranks": self.machine.ranks,
-            "budget": config.micro.max_tokens,
-        }
+    def learner(self) -> OfflineLearner:
+        plan, scored, shared = self.plan, self.scored, self.fitted()
         if plan.strangers:
             return KTOLearner(self.policy.model, self.scorer, beta=plan.beta, **shared)
         model = scored.model if isinstance(scored, HeadScorer) else self.policy.model

@@ -23,8 +23,7 @@ from novarl.tasks.registry import Task
 
 
 def subject(config: SFTConfig | DPOConfig | RMConfig) -> dict[str, str | None]:
-    """The data arguments (if the rows have prompts) and the model of this run, for the commands that a summary
-    suggests."""
+    """The data arguments (if the rows have prompts) and the model of this run, for the commands of a summary."""
     named = [(name, getattr(config, name)) for name in ("data", "prompt_key", "messages_key")]
     words = " ".join(f"{name}={shlex.quote(value)}" for name, value in named if value is not None)
     return {"data": words if words and _has_prompts(config) else None, "base": shlex.quote(config.model)}

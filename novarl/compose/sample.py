@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from novarl.compose.chat import with_chat
+from novarl.compose.sampling import sampling_of
 from novarl.compose.trust import trust_of
 from novarl.config.tree import SampleConfig
 from novarl.core import collector
 from novarl.core.errors import NovaError, visible
 from novarl.core.event_loop import EventLoop
-from novarl.core.types import Sampling
 from novarl.models.heads import refuse_reward_model
 from novarl.models.load import load
 from novarl.observe.sinks.console import leave
@@ -32,18 +32,8 @@ def run_sample(config: SampleConfig) -> None:
     engine, loop = local_engine(policy), EventLoop(flush_denormals)
     collector.started()
     talk = config.sampling
-    sampling = Sampling(
-        temperature=talk.temperature,
-        top_k=talk.top_k,
-        top_p=talk.top_p,
-        min_p=talk.min_p,
-        max_tokens=talk.max_tokens,
-        stop=tuple(talk.stop),
-        seed=config.seed,
-    )
-
+    sampling = sampling_of(talk, max_tokens=talk.max_tokens, stop=tuple(talk.stop), seed=config.seed)
     count, cut, left = 0, 0, False
-
     shown = visible if sys.stdout.isatty() else str  # in a pipe, the text is printed unchanged
     typed = config.prompt is None and sys.stdin.isatty()
     prompts = _typed(config.model) if typed else _prompts(config.prompt, sys.stdin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from novarl.compose.rewards import build_env
 from novarl.core.event_loop import EventLoop
@@ -14,49 +14,57 @@ from novarl.run.sampler import Sampler, local_engine
 if TYPE_CHECKING:
     from novarl.compose.resolve import RLPlan
     from novarl.config.base import TrainConfig
+    from novarl.config.parts import Sampled
     from novarl.config.tree import EvalConfig, RLConfig
+
+
+def sampler_of(policy: Policy, config: TrainConfig | EvalConfig, loop: EventLoop, **given: Any) -> Sampler:
+    """A sampler with what policy and configuration decide in every kind of run."""
+    return Sampler(
+        tokenizer=policy.tokenizer,
+        context=policy.context,
+        apply_chat_template=config.apply_chat_template,
+        seed=config.seed,
+        loop=loop,
+        ends=policy.eos_ids,
+        **given,
+    )
+
+
+def sampling_of(section: Sampled, **given: Any) -> Sampling:
+    """A section's distribution of tokens."""
+    return Sampling(
+        temperature=section.temperature, top_k=section.top_k, top_p=section.top_p, min_p=section.min_p, **given
+    )
 
 
 def training_sampler(config: RLConfig, plan: RLPlan, policy: Policy, loop: EventLoop) -> Sampler:
     """The sampler of a run, with an engine in this process."""
-    return Sampler(
+    section = config.rollout
+    return sampler_of(
+        policy,
+        config,
+        loop,
         engine=engine_of(config, policy),
         env=build_env(config),
-        tokenizer=policy.tokenizer,
-        sampling=Sampling(
-            temperature=config.rollout.temperature,
-            top_k=config.rollout.top_k,
-            top_p=config.rollout.top_p,
-            min_p=config.rollout.min_p,
-            max_tokens=plan.max_tokens,
-            stop=tuple(config.rollout.stop),
-            supports=True,
-        ),
-        max_turns=config.rollout.max_turns,
-        context=policy.context,
-        apply_chat_template=config.apply_chat_template,
+        sampling=sampling_of(section, max_tokens=plan.max_tokens, stop=tuple(section.stop), supports=True),
+        max_turns=section.max_turns,
         samples=config.responses_per_prompt,
-        seed=config.seed,
-        loop=loop,
         greedy_twin="greedy" in plan.algorithm.needs,
-        ends=policy.eos_ids,
     )
 
 
 def greedy_sampler(policy: Policy, config: TrainConfig, loop: EventLoop, *, max_tokens: int) -> Sampler:
     """One greedy single-turn answer per prompt, for the samples and evaluation of offline runs."""
-    return Sampler(
+    return sampler_of(
+        policy,
+        config,
+        loop,
         engine=local_engine(policy),
         env=SingleTurn,
-        tokenizer=policy.tokenizer,
         sampling=Sampling(temperature=0.0, max_tokens=max_tokens),
         max_turns=1,
-        context=policy.context,
-        apply_chat_template=config.apply_chat_template,
         samples=1,
-        seed=config.seed,
-        loop=loop,
-        ends=policy.eos_ids,
     )
 
 

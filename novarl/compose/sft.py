@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 from novarl.compose.lora import keep_base
-from novarl.compose.offline import SHOWN_TOKENS, OfflineTraining, RowLearner
+from novarl.compose.offline import SHOWN_TOKENS, OfflineTraining
 from novarl.compose.resolve import SFTPlan, resolve_sft
 from novarl.compose.rows import raw, sft_rows
 from novarl.compose.settings import run_settings
-from novarl.compose.weights import optim_settings
 from novarl.config.tree import SFTConfig
 from novarl.core.types import Batch, Prompt, Scored, Sequence as TokenSequence
 from novarl.data.dataset import load_rl
 from novarl.data.pack import pack_sequences
 from novarl.data.render import turn_text
 from novarl.data.rows import Rows
-from novarl.learn.supervised import SupervisedLearner
+from novarl.learn.supervised import OfflineLearner, SupervisedLearner
 from novarl.loops.evaluate import Evaluation, evaluate_likelihood
-from novarl.models.load import Policy, save
+from novarl.models.load import Policy
 from novarl.rewards.compose import RewardSet
 from novarl.run.judge import SHOWN, Judge, write_samples
 from novarl.run.lifecycle import Machine, Run
@@ -45,14 +43,8 @@ class SFTTraining(OfflineTraining):
     def read_rows(self) -> Rows[TokenSequence]:
         return sft_rows(self.config, self.plan.task, self.policy)
 
-    def learner(self) -> RowLearner:
-        return SupervisedLearner(
-            self.policy.model,
-            self.scorer,
-            optim=optim_settings(self.config.optim, lr=self.plan.lr, total=self.steps),
-            ranks=self.machine.ranks,
-            budget=self.config.micro.max_tokens,
-        )
+    def learner(self) -> OfflineLearner:
+        return SupervisedLearner(self.policy.model, self.scorer, **self.fitted())
 
     @staticmethod
     def pack(rows: list[TokenSequence]) -> Batch:
@@ -72,9 +64,6 @@ class SFTTraining(OfflineTraining):
         )
         rewards = RewardSet(task.rewards(), task.weights)
         return Judge(prompts, self.sampler, rewards, self.machine.ranks, self.sampler.sampling, 0)
-
-    def write_model(self, folder: Path) -> None:
-        save(self.policy, folder)
 
     def begin(self, session: Session) -> None:
         if self.state is None:

@@ -89,6 +89,8 @@ def online_stages(
 def objective(config: RLConfig, plan: RLPlan) -> Objective:
     """Surrogate, correction, regularizers and aggregation of a run."""
     row = plan.algorithm
+    correction = None if plan.correction is None else CORRECTIONS[plan.correction]
+    records = {"surrogate": surrogate(row.surrogate), "correction": correction}
     return Objective(
         surrogate=_surrogate(config, row),
         aggregation=row.aggregation,
@@ -100,14 +102,7 @@ def objective(config: RLConfig, plan: RLPlan) -> Objective:
         entropy_coef=row.entropy_coef,
         correction=_correction(plan),
         proportional=not is_own(row.surrogate),
-        by_sequence=frozenset(
-            name
-            for name, whole in (
-                ("surrogate", surrogate(row.surrogate).by_sequence),
-                ("correction", plan.correction is not None and CORRECTIONS[plan.correction].by_sequence),
-            )
-            if whole
-        ),
+        by_sequence=frozenset(name for name, record in records.items() if record is not None and record.by_sequence),
     )
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from novarl.compose.parts import Parts
 from novarl.compose.weights import optim_settings
-from novarl.learn.critic import Critic, CriticSettings, SharedCritic, ValueScorer
+from novarl.learn.critic import Critic, SharedCritic, ValueScorer
 from novarl.learn.policy import SharedValue
-from novarl.learn.prime import PrimeSettings, ProcessRewards
+from novarl.learn.prime import ProcessRewards
 from novarl.learn.supplier import Supplier
 from novarl.learn.vine import Continuations
 from novarl.models.heads import ScalarHead, ValueModel, with_head
@@ -70,23 +70,22 @@ def _critic(parts: Parts, value: SharedValue | None) -> Supplier:
         )
         return SharedCritic(scorer, bootstrap=bootstrap, ranks=parts.ranks, budget=budget)
     updates = config.critic.updates_per_rollout or row.updates_per_rollout
-    settings = CriticSettings(
+    model = with_head(parts.policy.model, separate=True)
+    return Critic(
+        ValueScorer(model, layout=parts.scorer.layout, compute_dtype=parts.scorer.compute_dtype),
         optim=optim_settings(config.optim, lr=parts.plan.critic_lr, total=config.steps * updates),
+        ranks=parts.ranks,
+        budget=budget,
         passes=updates // row.updates_per_rollout,
         clip=config.critic.clip,
         bootstrap=bootstrap,
     )
-    model = with_head(parts.policy.model, separate=True)
-    scorer = ValueScorer(model, layout=parts.scorer.layout, compute_dtype=parts.scorer.compute_dtype)
-    return Critic(scorer, settings, ranks=parts.ranks, budget=budget)
 
 
 def _process_rewards(parts: Parts) -> ProcessRewards:
     section, named = parts.config.prime, parts.process_model
-    optim = optim_settings(parts.config.optim, lr=parts.plan.prime_lr, total=parts.config.steps)
     beta = parts.plan.prime_beta if named is None else parts.plan.prime_beta or named.beta
     assert beta is not None
-    settings = PrimeSettings(beta=beta, threshold=section.threshold, optim=optim)
     # At the policy's temperature, as the reference is scored: phi = ref must give rewards of 0.
     if named is None:
         scorer, reference = replace(parts.scorer, model=sibling(parts.policy.model)), None
@@ -94,5 +93,11 @@ def _process_rewards(parts: Parts) -> ProcessRewards:
         scorer, reference = replace(parts.scorer, model=named.model), replace(parts.scorer, model=named.reference)
         named.model.requires_grad_(section.lr != 0.0)
     return ProcessRewards(
-        scorer, settings, reference=reference, ranks=parts.ranks, budget=parts.config.micro.max_tokens
+        scorer,
+        beta=beta,
+        threshold=section.threshold,
+        optim=optim_settings(parts.config.optim, lr=parts.plan.prime_lr, total=parts.config.steps),
+        reference=reference,
+        ranks=parts.ranks,
+        budget=parts.config.micro.max_tokens,
     )

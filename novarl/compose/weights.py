@@ -36,10 +36,7 @@ from novarl.run.resume import Opened
 
 
 def read_policy(config: TrainConfig, opened: Opened, device: torch.device) -> Policy:
-    """The model that a run trains, from the configuration or the checkpoint, with dropout off and without adapters.
-
-    Raises NovaError if the checkpoint belongs to a different model.
-    """
+    """The model that a run trains, with dropout off and without adapters. NovaError for another model's checkpoint."""
     if config.object("model") is not None:
         policy = _given(config, opened, device)
     else:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from novarl.config.parts import Above0, AtLeast0, Beta, Count, Node, Text, refuse
+from novarl.config.parts import Above0, AtLeast0, Beta, Count, Node, Text, conflict
 
 MEASURED = ("kl", "entropy", "length")
 """Objectives that are not rewards."""
@@ -95,32 +95,26 @@ class ConstraintOptimization(Node):
 
     @model_validator(mode="after")
     def _bounds_something(self) -> ConstraintOptimization:
-        none = self.kl_constraint is None and self.entropy_constraint is None and self.entropy_fraction is None
-        refuse(
-            self.enabled and none,
-            "constraint_optimization",
-            "no constraint is set",
-            "set constraint_optimization.kl_constraint, entropy_constraint or entropy_fraction",
-        )
-        refuse(
-            self.entropy_constraint is not None and self.entropy_fraction is not None,
-            "constraint_optimization.entropy_fraction",
-            "the entropy has two lower bounds",
-            "remove entropy_constraint or entropy_fraction",
-        )
-        refuse(
-            self.enabled and self.mode in ("early_stop", "rollback") and self.kl_constraint is None,
-            "constraint_optimization.kl_constraint",
-            f"mode={self.mode} needs a KL limit",
-            "set it, or use mode=lagrangian",
-        )
-        refuse(
-            self.mode in ("early_stop", "rollback")
-            and (self.entropy_constraint is not None or self.entropy_fraction is not None),
-            "constraint_optimization.mode",
-            f"mode={self.mode} constrains KL only",
-            "use mode=lagrangian or penalty for the entropy",
-        )
+        bounds_entropy = self.entropy_constraint is not None or self.entropy_fraction is not None
+        of_step = self.mode in ("early_stop", "rollback")
+        if self.enabled and self.kl_constraint is None and not bounds_entropy:
+            raise conflict(
+                "constraint_optimization",
+                "no constraint is set",
+                "set constraint_optimization.kl_constraint, entropy_constraint or entropy_fraction",
+            )
+        if self.entropy_constraint is not None and self.entropy_fraction is not None:
+            raise conflict(
+                "constraint_optimization.entropy_fraction",
+                "the entropy has two lower bounds",
+                "remove entropy_constraint or entropy_fraction",
+            )
+        if self.enabled and of_step and self.kl_constraint is None:
+            what, fix = f"mode={self.mode} needs a KL limit", "set it, or use mode=lagrangian"
+            raise conflict("constraint_optimization.kl_constraint", what, fix)
+        if of_step and bounds_entropy:
+            what, fix = f"mode={self.mode} constrains KL only", "use mode=lagrangian or penalty for the entropy"
+            raise conflict("constraint_optimization.mode", what, fix)
         return self
 
 
@@ -142,12 +136,12 @@ class ObjectiveSpec(Node):
 def _directed(value: Any) -> Any:
     """Refuse objectives without a direction."""
     for name, spec in value.items() if isinstance(value, dict) else ():
-        refuse(
-            isinstance(spec, dict) and "direction" not in spec,
-            f"multi_objective.objectives.{name}",
-            "the objective has no direction",
-            f"set multi_objective.objectives.{name}.direction to max or min",
-        )
+        if isinstance(spec, dict) and "direction" not in spec:
+            raise conflict(
+                f"multi_objective.objectives.{name}",
+                "the objective has no direction",
+                f"set multi_objective.objectives.{name}.direction to max or min",
+            )
     return value
 
 
@@ -174,16 +168,16 @@ class MultiObjective(Node):
 
     @model_validator(mode="after")
     def _has_some(self) -> MultiObjective:
-        refuse(
-            self.enabled and not self.objectives,
-            "multi_objective.objectives",
-            "no objectives are set",
-            "list them with their directions: {right: {direction: max}, length: {direction: min}}",
-        )
-        refuse(
-            self.enabled and not any(spec.weight > 0 for spec in self.objectives.values()),
-            "multi_objective.objectives",
-            "no objective has a weight above 0",
-            "set the weight of at least one objective",
-        )
+        if self.enabled and not self.objectives:
+            raise conflict(
+                "multi_objective.objectives",
+                "no objectives are set",
+                "list them with their directions: {right: {direction: max}, length: {direction: min}}",
+            )
+        if self.enabled and not any(spec.weight > 0 for spec in self.objectives.values()):
+            raise conflict(
+                "multi_objective.objectives",
+                "no objective has a weight above 0",
+                "set the weight of at least one objective",
+            )
         return self

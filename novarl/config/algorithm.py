@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from novarl.algos import axes
 from novarl.algos.axes import CORRECTIONS, default
-from novarl.config.parts import Above0, AtLeast0, Beta, Count, Node, OwnFunction, Share, Text, Whole, refuse
+from novarl.config.parts import Above0, AtLeast0, Beta, Count, Node, OwnFunction, Share, Text, Whole, conflict
 
 
 class Advantage(Node):
@@ -52,18 +52,18 @@ class Advantage(Node):
     @model_validator(mode="after")
     def _parts_fit(self) -> Advantage:
         chosen = self.estimator
-        refuse(
-            chosen is not None and chosen != "group" and self.norm_std is True,
-            "adv.norm_std",
-            f"adv.estimator={chosen} has no group standard deviation to divide by",
-            "use adv.estimator=group, or adv.whiten=true",
-        )
-        refuse(
-            chosen is not None and chosen != "ema" and self.ema_beta != default("adv.ema_beta"),
-            "adv.ema_beta",
-            f"adv.estimator={chosen} has no moving average",
-            "use adv.estimator=ema, or remove adv.ema_beta",
-        )
+        if chosen is not None and chosen != "group" and self.norm_std is True:
+            raise conflict(
+                "adv.norm_std",
+                f"adv.estimator={chosen} has no group standard deviation to divide by",
+                "use adv.estimator=group, or adv.whiten=true",
+            )
+        if chosen is not None and chosen != "ema" and self.ema_beta != default("adv.ema_beta"):
+            raise conflict(
+                "adv.ema_beta",
+                f"adv.estimator={chosen} has no moving average",
+                "use adv.estimator=ema, or remove adv.ema_beta",
+            )
         return self
 
 
@@ -87,24 +87,24 @@ class Critic(Node):
     @model_validator(mode="after")
     def _shared_critic_has_no_optimizer(self) -> Critic:
         for name in ("lr", "updates_per_rollout"):
-            refuse(
-                self.shared and getattr(self, name) is not None,
-                f"critic.{name}",
-                "a shared critic is trained by the policy's updates",
-                f"remove critic.{name}, or set critic.shared=false",
+            if self.shared and getattr(self, name) is not None:
+                raise conflict(
+                    f"critic.{name}",
+                    "a shared critic is trained by the policy's updates",
+                    f"remove critic.{name}, or set critic.shared=false",
+                )
+        if self.shared and self.warmup_steps > 0:
+            raise conflict(
+                "critic.warmup_steps",
+                "a shared critic cannot be trained without training the policy",
+                "remove critic.warmup_steps, or set critic.shared=false",
             )
-        refuse(
-            self.shared and self.warmup_steps > 0,
-            "critic.warmup_steps",
-            "a shared critic cannot be trained without training the policy",
-            "remove critic.warmup_steps, or set critic.shared=false",
-        )
-        refuse(
-            not self.shared and self.coef != 0.1,
-            "critic.coef",
-            "a separate critic has its own optimizer, so its loss has no weight",
-            "remove critic.coef, or set critic.shared=true",
-        )
+        if not self.shared and self.coef != 0.1:
+            raise conflict(
+                "critic.coef",
+                "a separate critic has its own optimizer, so its loss has no weight",
+                "remove critic.coef, or set critic.shared=true",
+            )
         return self
 
 
@@ -137,12 +137,12 @@ class Prime(Node):
 
     @model_validator(mode="after")
     def _model_differs_from_reference(self) -> Prime:
-        refuse(
-            self.lr == 0.0 and self.model is None,
-            "prime.lr",
-            "a fixed copy of the reference gives every token a reward of 0",
-            "set prime.model to a trained model, or remove prime.lr",
-        )
+        if self.lr == 0.0 and self.model is None:
+            raise conflict(
+                "prime.lr",
+                "a fixed copy of the reference gives every token a reward of 0",
+                "set prime.model to a trained model, or remove prime.lr",
+            )
         return self
 
 
@@ -178,25 +178,26 @@ class Correction(Node):
     def _parts_fit(self) -> Correction:
         reads = CORRECTIONS[self.type].reads if self.type else {}
         masks, low, high = "correction.low" in reads, default("correction.low"), default("correction.high")
-        refuse(
-            masks and self.tis_max is not None,
-            "correction.tis_max",
-            f"correction.type={self.type} masks tokens and has no weight to truncate",
-            "use correction.low and correction.high, or correction.type=token",
-        )
-        refuse(
-            not masks and (self.low != low or self.high != high),
-            "correction.low" if self.low != low else "correction.high",
-            f"correction.type={self.type or 'null'} has no bounds",
-            "use correction.tis_max, or correction.type=icepop",
-        )
-        refuse(
-            self.geometric and "correction.geometric" not in reads,
-            "correction.geometric",
-            f"correction.type={self.type or 'null'} does not use sequence-level weights",
-            "use correction.type=sequence or sequence_mask, or remove it",
-        )
-        refuse(self.low >= self.high, "correction.low", "correction.low must be below correction.high", "lower it")
+        if masks and self.tis_max is not None:
+            raise conflict(
+                "correction.tis_max",
+                f"correction.type={self.type} masks tokens and has no weight to truncate",
+                "use correction.low and correction.high, or correction.type=token",
+            )
+        if not masks and (self.low != low or self.high != high):
+            raise conflict(
+                "correction.low" if self.low != low else "correction.high",
+                f"correction.type={self.type or 'null'} has no bounds",
+                "use correction.tis_max, or correction.type=icepop",
+            )
+        if self.geometric and "correction.geometric" not in reads:
+            raise conflict(
+                "correction.geometric",
+                f"correction.type={self.type or 'null'} does not use sequence-level weights",
+                "use correction.type=sequence or sequence_mask, or remove it",
+            )
+        if self.low >= self.high:
+            raise conflict("correction.low", "correction.low must be below correction.high", "lower it")
         return self
 
 
@@ -222,29 +223,25 @@ class KL(Node):
     """reference=ema: decay of the moving average per step."""
 
     @model_validator(mode="after")
-    def _reference_differs_from_policy(self) -> KL:
-        refuse(
-            self.reference == "tie" and bool(self.coef),
-            "kl.reference",
-            "KL to the policy itself is always 0, so a penalty has no effect",
-            "use kl.reference=start or ema, or kl.coef=0",
-        )
-        refuse(
-            self.reference != "ema" and self.ema_decay != 0.99,
-            "kl.ema_decay",
-            f"kl.reference={self.reference} is not a moving average",
-            "use kl.reference=ema, or remove kl.ema_decay",
-        )
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_gradient(self) -> KL:
-        refuse(
-            self.type == "loss" and self.estimator == "k1",
-            "kl.estimator",
-            "k1 in the loss has zero expected gradient, so it has no effect",
-            "use kl.estimator=k2 or k3, or kl.type=reward",
-        )
+    def _penalty_has_an_effect(self) -> KL:
+        if self.reference == "tie" and self.coef:
+            raise conflict(
+                "kl.reference",
+                "KL to the policy itself is always 0, so a penalty has no effect",
+                "use kl.reference=start or ema, or kl.coef=0",
+            )
+        if self.reference != "ema" and self.ema_decay != 0.99:
+            raise conflict(
+                "kl.ema_decay",
+                f"kl.reference={self.reference} is not a moving average",
+                "use kl.reference=ema, or remove kl.ema_decay",
+            )
+        if self.type == "loss" and self.estimator == "k1":
+            raise conflict(
+                "kl.estimator",
+                "k1 in the loss has zero expected gradient, so it has no effect",
+                "use kl.estimator=k2 or k3, or kl.type=reward",
+            )
         return self
 
 
@@ -261,18 +258,18 @@ class Entropy(Node):
 
     @model_validator(mode="after")
     def _can_adapt(self) -> Entropy:
-        refuse(
-            self.target is not None and self.coef == 0,
-            "entropy.coef",
-            "a weight of 0 cannot adapt, because it is changed by multiplication",
-            "set entropy.coef above 0, or remove entropy.coef or entropy.target",
-        )
-        refuse(
-            self.target is None and self.rate != 0.05,
-            "entropy.rate",
-            "the weight is constant without entropy.target",
-            "set entropy.target, or remove entropy.rate",
-        )
+        if self.target is not None and self.coef == 0:
+            raise conflict(
+                "entropy.coef",
+                "a weight of 0 cannot adapt, because it is changed by multiplication",
+                "set entropy.coef above 0, or remove entropy.coef or entropy.target",
+            )
+        if self.target is None and self.rate != 0.05:
+            raise conflict(
+                "entropy.rate",
+                "the weight is constant without entropy.target",
+                "set entropy.target, or remove entropy.rate",
+            )
         return self
 
 

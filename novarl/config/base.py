@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from novarl.config.parts import Count, Lora, Micro, Node, Optim, Share, Text, Texts, refuse
+from novarl.config.parts import Count, Lora, Micro, Node, Optim, Share, Text, Texts, conflict
 
 
 def _plain(value: Any) -> Any:
@@ -19,6 +19,11 @@ def _plain(value: Any) -> Any:
 
 
 Option = Annotated[Any, AfterValidator(_plain)]
+
+_COLUMNS = (
+    *("prompt_key", "completion_key", "answer_key", "messages_key", "text_key"),
+    *("chosen_key", "rejected_key", "label_key"),
+)
 
 
 class Config(Node):
@@ -98,12 +103,8 @@ class Config(Node):
     @model_validator(mode="after")
     def _template_is_used(self) -> Config:
         for name in ("chat_template", "chat_template_kwargs", "chat_template_date", "tools"):
-            refuse(
-                not self.apply_chat_template and bool(getattr(self, name)),
-                name,
-                f"{name} has no effect with apply_chat_template=false",
-                "remove one of them",
-            )
+            if not self.apply_chat_template and getattr(self, name):
+                raise conflict(name, f"{name} has no effect with apply_chat_template=false", "remove one of them")
         return self
 
 
@@ -130,40 +131,35 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _one_source_of_rows(self) -> RunConfig:
         fix = "set task=sort (or arithmetic, lexical, sentiment, bandit) or data=rows.jsonl"
-        refuse(self.task is None and self.data is None, "", "neither task nor data is given", fix)
-        refuse(
-            self.task is not None and self.data is not None,
-            "data",
-            f"task={self.task} and data={self.data} are both given",
-            "remove one of them",
-        )
-        for name in ("prompt_key", "completion_key", "answer_key", "messages_key", "text_key"):
+        if self.task is None and self.data is None:
+            raise conflict("", "neither task nor data is given", fix)
+        if self.task is not None and self.data is not None:
+            raise conflict("data", f"task={self.task} and data={self.data} are both given", "remove one of them")
+        for name in _COLUMNS:
             column = getattr(self, name, None)
-            refuse(
-                self.task is not None and column is not None,
-                name,
-                f"{name}={column} is a column of a data file, but the rows come from task={self.task}",
-                "remove it, or set data instead of task",
+            if self.task is not None and column is not None:
+                raise conflict(
+                    name,
+                    f"{name}={column} is a column of a data file, but the rows come from task={self.task}",
+                    "remove it, or set data instead of task",
+                )
+        if self.messages_key is not None and self.prompt_key is not None:
+            raise conflict(
+                "messages_key",
+                f"messages_key={self.messages_key} and prompt_key={self.prompt_key} both set the prompt column",
+                "remove one of them",
             )
-        refuse(
-            self.messages_key is not None and self.prompt_key is not None,
-            "messages_key",
-            f"messages_key={self.messages_key} and prompt_key={self.prompt_key} both set the prompt column",
-            "remove one of them",
-        )
-        refuse(
-            self.task is None and bool(self.task_options),
-            "task_options",
-            "task_options are options of a built-in task, but the rows come from data",
-            "remove them",
-        )
+        if self.task is None and self.task_options:
+            raise conflict(
+                "task_options",
+                "task_options are options of a built-in task, but the rows come from data",
+                "remove them",
+            )
         held_out = getattr(getattr(self, "eval", None), "data", None)
-        refuse(
-            self.task is not None and held_out is not None,
-            "eval.data",
-            f"task={self.task} has its own held-out rows",
-            "remove it, or set data instead of task",
-        )
+        if self.task is not None and held_out is not None:
+            raise conflict(
+                "eval.data", f"task={self.task} has its own held-out rows", "remove it, or set data instead of task"
+            )
         return self
 
 
@@ -194,11 +190,12 @@ class TrainConfig(RunConfig):
     """Train with torch.compile and sample with CUDA graphs, on a GPU. The first step waits for the compiler."""
 
     @model_validator(mode="after")
-    def _auto_needs_run_dir(self) -> TrainConfig:
-        refuse(
-            self.resume == "auto" and self.run_dir is None,
-            "resume",
-            "resume=auto needs run_dir",
-            "set run_dir=runs/...",
-        )
+    def _resume_and_length_are_clear(self) -> TrainConfig:
+        if self.resume == "auto" and self.run_dir is None:
+            raise conflict("resume", "resume=auto needs run_dir", "set run_dir=runs/...")
+        steps, epochs = getattr(self, "steps", None), getattr(self, "epochs", None)
+        if steps is not None and epochs is not None:
+            raise conflict(
+                "epochs", f"steps={steps} and epochs={epochs} both set the length of training", "remove one of them"
+            )
         return self

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 from novarl.config.base import Config, RunConfig, TrainConfig
 from novarl.config.describe_rl import algorithm, unread
 from novarl.config.load import to_dict
-from novarl.config.missing_files import missing_files
+from novarl.config.notes import missing_files, without_effect
 from novarl.config.preference import DPOConfig, PreferenceConfig, RMConfig
 from novarl.config.tree import BUILT_IN_MODELS, EvalConfig, RLConfig, SampleConfig, SFTConfig
-from novarl.config.unread import without_effect
 from novarl.core.config_files import dump
 from novarl.core.errors import wrapped
 
 
 def describe(config: Config, *, ran: Sequence[str] = ()) -> str:
-    """The output of `novarl explain`: a summary in words with the lines `ran`, then every key with its value.
-
-    Nulls are described as set by the algorithm or the task; `load.fill` replaces them with their values.
-    """
+    """The output of `novarl explain`: a summary with the lines `ran`, then every key. `load.fill` resolves nulls
+    first."""
     words, rest = _words(config), unread(config) if isinstance(config, RLConfig) else []
     text = dump({name: value for name, value in to_dict(config).items() if name not in rest})
     omitted = [f"(Not shown because this run does not use them: {', '.join(rest)}.)"] if rest else []
@@ -86,45 +83,33 @@ def _rl(config: RLConfig) -> list[str]:
 
 
 def _warmup(config: RLConfig) -> str | None:
-    if config.warmup is None:
-        untrained = config.task is not None and config.model in BUILT_IN_MODELS
-        return (
-            "Warm-up: supervised steps on the task's demonstrations; the task sets the number." if untrained else None
-        )
-    return (
-        f"Warm-up: {_count(config.warmup, 'supervised step')} on the task's demonstrations." if config.warmup else None
-    )
+    if config.warmup is None and config.task is not None and config.model in BUILT_IN_MODELS:
+        return "Warm-up: supervised steps on the task's demonstrations; the task sets the number."
+    steps = config.warmup and _count(config.warmup, "supervised step")
+    return f"Warm-up: {steps} on the task's demonstrations." if steps else None
 
 
 def _sft(config: SFTConfig) -> list[str]:
-    rows = config.steps and config.steps * config.batch_size
-    span = (
-        f"{_count(config.steps, 'step')}, {rows:,} rows"
-        if config.steps and rows
-        else f"{config.epochs or 1:g} epoch{'s' * (config.epochs not in (None, 1))}"
-    )
-    return [
-        f"novarl sft: fine-tunes {config.model} on {_rows(config)}.",
-        f"Each step: {_count(config.batch_size, 'row')} and one optimizer update, "
-        f"in micro-batches of at most {config.micro.max_tokens:,} tokens.",
-        f"Total: {span}.",
-    ]
+    return [f"novarl sft: fine-tunes {config.model} on {_rows(config)}.", *_length(config)]
 
 
 def _preference(config: PreferenceConfig) -> list[str]:
     assert isinstance(config, DPOConfig | RMConfig)
     what = "trains" if isinstance(config, DPOConfig) else "trains a reward model from"
-    rows = config.steps and config.steps * config.batch_size
-    span = (
-        f"{_count(config.steps, 'step')}, {rows:,} rows"
-        if config.steps and rows
-        else f"{config.epochs or 1:g} epoch{'s' * (config.epochs not in (None, 1))}"
-    )
     scaled = "" if config.beta is None else f", beta {config.beta:g}"
     kept = config.loss in ("simpo", "orpo", "bt", "bce")
     reference = "" if kept else " The initial model's log-probabilities are computed once, before training."
     return [
         f"novarl {config.kind}: {what} {config.model} on {_rows(config)} with loss={config.loss}{scaled}.{reference}",
+        *_length(config),
+    ]
+
+
+def _length(config: SFTConfig | PreferenceConfig) -> list[str]:
+    span = f"{config.epochs or 1:g} epoch{'s' * (config.epochs not in (None, 1))}"
+    if config.steps:
+        span = f"{_count(config.steps, 'step')}, {config.steps * config.batch_size:,} rows"
+    return [
         f"Each step: {_count(config.batch_size, 'row')} and one optimizer update, "
         f"in micro-batches of at most {config.micro.max_tokens:,} tokens.",
         f"Total: {span}.",

@@ -13,11 +13,7 @@ MEANS = {
     "sequence": "mean over answers of the mean over their tokens",
     "constant": "sum over tokens, divided by a constant",
 }
-REFERENCES = {
-    "start": "the initial policy",
-    "ema": "a moving average of the policy",
-    "tie": "the policy itself",
-}
+REFERENCES = {"start": "the initial policy", "ema": "a moving average of the policy", "tie": "the policy itself"}
 CONSTRAINTS = {
     "lagrangian": "enforced by a multiplier that grows while the constraint is violated",
     "penalty": "enforced by a penalty proportional to the violation",

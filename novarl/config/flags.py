@@ -99,7 +99,7 @@ def takes(name: str, tree: type[Config]) -> Takes:
     if name == "use_peft":
         return "truth"
     key = keys(tree).get(name)
-    row = next(iter(rows_of(name, tree)), None) if key is None else None
+    row = next(iter(rows_of(name, tree)), None)
     if isinstance(row, Alias):
         if isinstance(row.example, bool) and (row.values or row.convert is None):
             return "truth"

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from novarl.config.parts import Node
 from novarl.core.config_files import dump
@@ -58,16 +57,6 @@ def _meanings(owner: type) -> dict[str, str]:
 def keys(tree: type[Node]) -> dict[str, Key]:
     """The leaves of a tree by dotted path, in definition order."""
     return {key.path: key for key in _walk(tree, "")}
-
-
-def leaves(tree: type[Node]) -> list[str]:
-    """The dotted path of every leaf, for the audit of all settings.
-
-    >>> from novarl.config.tree import SampleConfig
-    >>> leaves(SampleConfig)[-3:]
-    ['sampling.min_p', 'sampling.max_tokens', 'sampling.stop']
-    """
-    return list(keys(tree))
 
 
 @cache
@@ -147,7 +136,7 @@ def _key(path: str, field: FieldInfo, tree: type[Node]) -> Key:
     return Key(
         path=path,
         values=" or ".join(values),
-        default=None if default is PydanticUndefined else default,
+        default=default,
         required=required,
         text=str in parts,
         open=any(get_origin(part) is dict for part in parts),

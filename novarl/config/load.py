@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from novarl.config.base import Config
+from novarl.config.foreign.rows import Alias
 from novarl.config.keys import is_open, keys, nearest
-from novarl.config.names import Entry, active, canonical, ignored
+from novarl.config.names import Entry, canonical, ignored, single
 from novarl.config.tree import TREES
 from novarl.core.config_files import dump, parse_value, read
 from novarl.core.errors import NovaError
@@ -41,10 +42,10 @@ def load(
     >>> load(RLConfig, overrides=["task=sort", "learning_rate=1e-5"]).optim.lr
     1e-05
     """
-    entries = list(_flatten(preset or {}, "preset", tree))
+    entries = list(entries_of(preset or {}, "preset", tree))
     if path is not None:
         mapping, lines = read(Path(path).expanduser())
-        entries += _flatten(mapping, str(path), tree, lines=lines)
+        entries += entries_of(mapping, str(path), tree, lines=lines)
     for text in overrides:
         entries += _override(text, tree)
     return parse(tree, entries)
@@ -64,13 +65,9 @@ def parse(tree: type[Tree], entries: Sequence[Entry]) -> Tree:
     except ValidationError as error:
         raise _explain(error.errors()[0], found, tree) from None
     except NovaError as error:
-        place = _place(error.where, found) or error.where or _where(entries)
+        sources = (entry.source for entry in entries if entry.source not in (COMMAND_LINE, "preset"))
+        place = _place(error.where, found) or error.where or next(sources, None)
         raise NovaError(error.what, where=place, fix=error.fix) from None
-
-
-def entries_of(mapping: Mapping[str, Any], source: str, tree: type[Config]) -> list[Entry]:
-    """Every value of nested mappings by its dotted path, with its `source`."""
-    return list(_flatten(mapping, source, tree))
 
 
 def peek_kind(path: str | Path) -> str | None:
@@ -90,15 +87,14 @@ def to_yaml(config: Config) -> str:
 
 
 def fill(config: Tree, values: Mapping[str, Any]) -> Tree:
-    """The configuration with some values replaced, such as nulls once they are resolved. Values that the user has not
-    set stay unset."""
+    """The configuration with some values replaced, such as resolved nulls. What the user has not set stays unset."""
     entries = {path: Entry(path, value, path, "resolved") for path, value in values.items()}
-    given = _flatten(config.model_dump(mode="json", exclude_unset=True), "resolved", type(config))
+    given = entries_of(config.model_dump(mode="json", exclude_unset=True), "resolved", type(config))
     filled = type(config).model_validate(_nest({entry.path: entry for entry in given} | entries))
     return filled.with_notes(config.notes)
 
 
-def _flatten(
+def entries_of(
     mapping: Mapping[str, Any],
     source: str,
     tree: type[Config],
@@ -107,20 +103,21 @@ def _flatten(
     prefix: str = "",
 ) -> Iterator[Entry]:
     """Every value of nested mappings by its dotted path. A mapping as the value of a key replaces an earlier one."""
+    lines = lines or {}
     for name, value in mapping.items():
         path = f"{prefix}{name}"
         if value is None and ":" in name:
-            line = f":{lines[path]}" if lines and path in lines else ""
+            line = f":{lines[path]}" if path in lines else ""
             fix = f"write {name.replace(':', ': ', 1):.60}"
             raise NovaError(
                 f"{name[:60]!r} is a key without a value", where=f"{source}{line} {prefix[:-1]}".rstrip(), fix=fix
             )
         if not isinstance(value, dict) or not value:
-            yield Entry(path, value, path, source, (lines or {}).get(path))
+            yield Entry(path, value, path, source, lines.get(path))
             continue
         if is_open(path, tree):
-            yield Entry(path, {}, path, source, (lines or {}).get(path))
-        yield from _flatten(value, source, tree, lines=lines, prefix=f"{path}.")
+            yield Entry(path, {}, path, source, lines.get(path))
+        yield from entries_of(value, source, tree, lines=lines, prefix=f"{path}.")
 
 
 def _override(text: str, tree: type[Config]) -> Iterator[Entry]:
@@ -128,12 +125,12 @@ def _override(text: str, tree: type[Config]) -> Iterator[Entry]:
     if match is None:
         raise NovaError(f"expected key=value, got {text[:60]!r}", where=COMMAND_LINE, fix="write steps=100")
     name, value = match[1], match[2]
-    alias = active(tree).get(name)
+    alias = single(tree, Alias).get(name)
     key = keys(tree).get(alias.new[0] if alias else name)
     if key is not None and key.text and value.strip() not in ("", "null", "~"):
         yield Entry(name, value, name, COMMAND_LINE)
     else:
-        yield from _flatten({name: parse_value(value, f"{COMMAND_LINE} {name[:120]}")}, COMMAND_LINE, tree)
+        yield from entries_of({name: parse_value(value, f"{COMMAND_LINE} {name[:120]}")}, COMMAND_LINE, tree)
 
 
 def _nest(found: Mapping[str, Entry]) -> dict[str, Any]:
@@ -165,10 +162,6 @@ def _place(key: str | None, found: Mapping[str, Entry]) -> str | None:
     return next(within, None)
 
 
-def _where(entries: Sequence[Entry]) -> str | None:
-    return next((entry.source for entry in entries if entry.source not in (COMMAND_LINE, "preset")), None)
-
-
 def _explain(error: ErrorDetails, found: Mapping[str, Entry], tree: type[Config]) -> NovaError:
     """pydantic's first error in one sentence."""
     parts = [str(part) for part in error["loc"]]
@@ -188,52 +181,46 @@ def _explain(error: ErrorDetails, found: Mapping[str, Entry], tree: type[Config]
     return NovaError(what, where=entry.place if entry else path, fix=fix)
 
 
+_NUMBER = "write a number such as 0.1 or 1e-5"
+_RANGE = "choose a value in this range"
+_PHRASES = {
+    "missing": ("is required", "set {path}=value, or {path}: value in a file"),
+    "tuple_type": ("must be a list, got {got}", "write it in brackets: [a, b]"),
+    "dict_type": ("must be a mapping, got {got}", "write name: value"),
+    "model_type": ("must be a mapping, got {got}", "write name: value"),
+    "too_short": ("must not be empty", "remove it"),
+    "extra_forbidden": ("unknown key", "remove it"),
+    "int_type": ("must be a whole number, got {got}", "write digits only"),
+    "int_from_float": ("must be a whole number, got {got}", "write digits only"),
+    "float_type": ("must be a number, got {got}", _NUMBER),
+    "finite_number": ("must be a finite number, got {got}", _NUMBER),
+    "bool_type": ("must be true or false, got {got}", "write true or false"),
+    "string_type": ("must be text, got {got}", "put it in quotes"),
+    "string_too_short": ("must not be empty", "write a name, or remove it"),
+    "string_pattern_mismatch": ("must be auto, cpu, cuda, cuda:N, mps or xpu, got {got}", "write auto"),
+    "greater_than": ("must be above {gt}, got {got}", _RANGE),
+    "greater_than_equal": ("must be at least {ge}, got {got}", _RANGE),
+    "less_than": ("must be below {lt}, got {got}", _RANGE),
+    "less_than_equal": ("must be at most {le}, got {got}", _RANGE),
+    "temperature": ("must be 0 or at least {least}, got {got}", "use 0 for greedy decoding"),
+    "value_error": ("{error}, got {got}", "write key: value"),
+}
+"""What is wrong and how to mend it, by pydantic's type of error."""
+
+
 def _phrase(error: ErrorDetails, path: str) -> tuple[str, str]:
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     got = _short(value)
-    if kind == "missing":
-        return "is required", f"set {path}=value, or {path}: value in a file"
-    if kind == "tuple_type":
-        return f"must be a list, got {got}", "write it in brackets: [a, b]"
-    if kind in ("dict_type", "model_type"):
-        several = "write reward=file.py:name, or reward.a.source=a.py:x reward.b.source=b.py:y reward.b.weight=0.5"
-        return f"must be a mapping, got {got}", several if path == "reward" else "write name: value"
-    if kind == "too_short":
-        return "must not be empty", "remove it"
-    if kind == "extra_forbidden":
-        return "unknown key", "remove it"
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(", | or ", context["expected"])]
         near = nearest(str(value), choices)
         return f"must be {context['expected']}, got {got}", f"did you mean {near}?" if near else "use one of these"
-    if kind in ("int_type", "int_from_float"):
-        return f"must be a whole number, got {got}", "write digits only"
-    if kind == "float_type":
-        return f"must be a number, got {got}", "write a number such as 0.1 or 1e-5"
-    if kind == "finite_number":
-        return f"must be a finite number, got {got}", "write a number such as 0.1 or 1e-5"
-    if kind == "bool_type":
-        return f"must be true or false, got {got}", "write true or false"
-    if kind == "string_type":
-        return f"must be text, got {got}", "put it in quotes"
-    if kind == "string_too_short":
-        return "must not be empty", "write a name, or remove it"
-    if kind == "string_pattern_mismatch":
-        return f"must be auto, cpu, cuda, cuda:N, mps or xpu, got {got}", "write auto"
-    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
-        (limit,) = context.values()
-        word = {
-            "greater_than": "above",
-            "greater_than_equal": "at least",
-            "less_than": "below",
-            "less_than_equal": "at most",
-        }[kind]
-        return f"must be {word} {limit}, got {got}", "choose a value in this range"
-    if kind == "temperature":
-        return f"must be 0 or at least {context['least']}, got {got}", "use 0 for greedy decoding"
-    if kind == "value_error":
-        return f"{context['error']}, got {got}", "write key: value"
-    return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {got}", "see docs/names.md"
+    if kind not in _PHRASES:
+        return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {got}", "see docs/names.md"
+    what, fix = (text.format(got=got, path=path, **context) for text in _PHRASES[kind])
+    if path == "reward" and kind in ("dict_type", "model_type"):
+        fix = "write reward=file.py:name, or reward.a.source=a.py:x reward.b.source=b.py:y reward.b.weight=0.5"
+    return what, fix
 
 
 def _short(value: Any) -> str:

@@ -62,28 +62,16 @@ def meanings(tree: type[Config]) -> dict[str, tuple[Row, ...]]:
     return found
 
 
-def active(tree: type[Config]) -> dict[str, Alias]:
-    """The aliases of one kind of run with a single meaning, by their old name."""
-    return _only(tree, Alias)
-
-
-def fixed(tree: type[Config]) -> dict[str, Fixed]:
-    """The names of one kind of run that are accepted with one value only."""
-    return _only(tree, Fixed)
-
-
-def hints(tree: type[Config]) -> dict[str, Hint]:
-    """The names of one kind of run that are refused."""
-    return _only(tree, Hint)
-
-
 @cache
-def _only(tree: type[Config], kind: type[Kind]) -> dict[str, Kind]:
+def single(tree: type[Config], kind: type[Kind]) -> dict[str, Kind]:
+    """The names of one kind of run whose single meaning is a row of this kind."""
     return {old: rows[0] for old, rows in meanings(tree).items() if len(rows) == 1 and isinstance(rows[0], kind)}
 
 
 def rows_of(name: str, tree: type[Config]) -> tuple[Row, ...]:
-    """The rows about a name: its own, or the hint about a section that contains it."""
+    """The rows about a name: its own, or the hint about a section that contains it. None for NovaRL's own names."""
+    if name in keys(tree):
+        return ()
     known = meanings(tree)
     around = (known[path] for path in upwards(name) if path in known)
     found = next(around, ())
@@ -91,10 +79,7 @@ def rows_of(name: str, tree: type[Config]) -> tuple[Row, ...]:
 
 
 def meant(entry: Entry, tree: type[Config], projects: Iterable[str]) -> Row | None:
-    """The row of an entry; None for NovaRL's own names and unknown ones. NovaError for a name with several meanings,
-    unless the other names in the configuration show which project it comes from."""
-    if entry.path in keys(tree):
-        return None
+    """The row of an entry; None for unknown names and our own. NovaError for a name that several projects share."""
     rows = rows_of(entry.path, tree)
     fitting = [row for row in rows if row.source in projects] if len(rows) > 1 else rows
     if len(rows) > 1 and len(fitting) != 1:
@@ -113,9 +98,7 @@ def explained(row: Row) -> tuple[str, str]:
 def projects_of(entries: Iterable[Entry], tree: type[Config]) -> frozenset[str]:
     """The projects identified by names that no other project and no NovaRL command uses."""
     found = {READ_TOGETHER.get(entry.path) for entry in entries if entry.path not in keys(tree)}
-    for entry in entries:
-        rows = () if entry.path in keys(tree) else rows_of(entry.path, tree)
-        found |= {row.source for row in rows if len(rows) == 1}
+    found |= {rows[0].source for entry in entries if len(rows := rows_of(entry.path, tree)) == 1}
     return frozenset(name for name in found if name and name != SEVERAL)
 
 
@@ -123,15 +106,14 @@ def ignored(entries: Iterable[Entry], tree: type[Config]) -> list[str]:
     """A note for each name that is accepted and ignored."""
     found: dict[str, str] = {}
     for entry in entries:
-        for row in () if entry.path in keys(tree) or entry.value is None else rows_of(entry.path, tree):
+        for row in () if entry.value is None else rows_of(entry.path, tree):
             if isinstance(row, Ignored):
                 found[entry.path] = f"{entry.path} is ignored: {row.reason}"
     return list(found.values())
 
 
 def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
-    """The entries under NovaRL's own names. If a key is set twice, the later source wins; within one source it is an
-    error. Errors of all entries are reported at once."""
+    """The entries under NovaRL's own names; the later source wins. NovaError for all mistakes at once."""
     found: dict[str, Entry] = {}
     implied: dict[str, tuple[Alias, Entry]] = {}
     needed: list[tuple[Alias, Entry]] = []
@@ -174,7 +156,7 @@ def canonical(entries: list[Entry], tree: type[Config]) -> dict[str, Entry]:
 
 def _is_unset(entry: Entry, tree: type[Config]) -> bool:
     """Whether the value is the project's way to leave the setting unset, as in a dump of all its settings."""
-    rows = () if entry.path in keys(tree) else rows_of(entry.path, tree)
+    rows = rows_of(entry.path, tree)
     if not rows or entry.value is not None:
         return bool(rows) and all(isinstance(row, Alias) and entry.value in row.unset for row in rows)
     takes_null = isinstance(rows[0], Alias) and keys(tree)[rows[0].new[0]].values.endswith("or null")
@@ -243,7 +225,7 @@ def _join_run_dir(entries: list[Entry], tree: type[Config]) -> list[Entry]:
     """Project and experiment name as the run directory `runs/PROJECT/EXPERIMENT`, unless run_dir is set."""
     named = {RUN_NAMES[e.path]: e for e in entries if e.path in RUN_NAMES and e.value is not None}
     entries = [entry for entry in entries if entry.path not in RUN_NAMES]
-    aliases = active(tree)
+    aliases = single(tree, Alias)
     if not named or any("run_dir" in (e.path, *(aliases[e.path].new if e.path in aliases else ())) for e in entries):
         return entries
     if "experiment" not in named:
@@ -303,7 +285,7 @@ def _join_adapters(entries: list[Entry], tree: type[Config]) -> list[Entry]:
         return [entry for entry in entries if entry.path != "use_peft"]
     if not isinstance(given.value, bool):
         raise NovaError(f"must be true or false, got {given.value!r:.60}", where=given.place, fix="write true or false")
-    at, aliases = entries.index(given), active(tree)
+    at, aliases = entries.index(given), single(tree, Alias)
     named = [(entry, aliases[entry.path].new[0] if entry.path in aliases else entry.path) for entry in entries]
     if given.value:
         settled = {new for entry, new in named if entry.value is not None}
@@ -447,7 +429,7 @@ def _unknown(entry: Entry, tree: type[Config]) -> NovaError:
     if elsewhere := [kind for kind, other in TREES.items() if name in keys(other) or _has_alias(name, other)]:
         fix = f"only novarl {', '.join(elsewhere)} has it: remove it"
         return NovaError("unknown key", where=entry.place, fix=fix)
-    near = nearest(name, [*keys(tree), *sections(tree)]) or nearest(name, [*active(tree), *fixed(tree)])
+    near = nearest(name, [*keys(tree), *sections(tree)]) or nearest(name, [*single(tree, Alias), *single(tree, Fixed)])
     fix = f"did you mean {near}?" if near else "docs/names.md lists all keys"
     return NovaError("unknown key", where=entry.place, fix=fix)
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from novarl.config.base import Config
-from novarl.config.load import entries_of, parse
-from novarl.config.names import active
+from novarl.config.foreign.rows import Alias
+from novarl.config.load import Tree, entries_of, parse
+from novarl.config.names import single
 from novarl.core.errors import NovaError
-
-Tree = TypeVar("Tree", bound=Config)
 
 PREFIX = "python:"
 PLAIN = (str, int, float, bool, type(None))
@@ -45,12 +44,12 @@ def from_python(tree: type[Tree], settings: Mapping[str, Any], where: str) -> Tr
     if values.pop("engine", None) is not None and "engine" not in objects:
         what = f"must be an Engine, or a function that makes one for a policy, got {settings['engine']!r:.60}"
         raise NovaError(what, where=f"{where} engine")
-    return parse(tree, entries_of(values, where, tree)).with_objects(objects)
+    return parse(tree, list(entries_of(values, where, tree))).with_objects(objects)
 
 
 def _object_key(name: str, value: Any, tree: type[Config]) -> str:
     """The key of an object that is given under another library's name, such as `train_dataset`."""
-    alias = active(tree).get(name)
+    alias = single(tree, Alias).get(name)
     return alias.new[0] if alias and alias.new[0] in OBJECTS and not isinstance(value, PLAIN) else name
 
 

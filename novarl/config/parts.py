@@ -41,10 +41,9 @@ class Node(BaseModel):
     )
 
 
-def refuse(when: bool, key: str, what: str, fix: str) -> None:
-    """Raise NovaError `what` about `key` if `when` is true."""
-    if when:
-        raise NovaError(what, where=key, fix=fix)
+def conflict(key: str, what: str, fix: str) -> NovaError:
+    """The error of a key that contradicts another one."""
+    return NovaError(what, where=key, fix=fix)
 
 
 def _all_tokens(value: Any) -> Any:
@@ -110,12 +109,12 @@ class Episode(Node):
 
     @model_validator(mode="after")
     def _turns_need_an_environment(self) -> Episode:
-        refuse(
-            self.max_turns > 1 and self.env_path is None,
-            "rollout.max_turns",
-            f"rollout.max_turns={self.max_turns} needs an environment that replies to the policy",
-            "set rollout.env_path to a file with interact(messages), or use rollout.max_turns=1",
-        )
+        if self.max_turns > 1 and self.env_path is None:
+            raise conflict(
+                "rollout.max_turns",
+                f"rollout.max_turns={self.max_turns} needs an environment that replies to the policy",
+                "set rollout.env_path to a file with interact(messages), or use rollout.max_turns=1",
+            )
         return self
 
 
@@ -134,12 +133,12 @@ class Rollout(Episode, Sampled):
 
     @model_validator(mode="after")
     def _threads_need_staleness(self) -> Rollout:
-        refuse(
-            self.threads is not None and self.staleness == 0,
-            "rollout.threads",
-            "without rollout.staleness=1 there is no separate sampling process",
-            "add rollout.staleness=1, or set threads",
-        )
+        if self.threads is not None and self.staleness == 0:
+            raise conflict(
+                "rollout.threads",
+                "without rollout.staleness=1 there is no separate sampling process",
+                "add rollout.staleness=1, or set threads",
+            )
         return self
 
 
@@ -153,12 +152,12 @@ class Evaluation(Sampled):
 
     @model_validator(mode="after")
     def _samples_must_differ(self) -> Evaluation:
-        refuse(
-            self.k > 1 and self.temperature == 0,
-            "eval.k",
-            f"pass@{self.k} at temperature 0 would sample {self.k} identical answers",
-            "set eval.temperature above 0, or eval.k=0",
-        )
+        if self.k > 1 and self.temperature == 0:
+            raise conflict(
+                "eval.k",
+                f"pass@{self.k} at temperature 0 would sample {self.k} identical answers",
+                "set eval.temperature above 0, or eval.k=0",
+            )
         return self
 
 
@@ -173,12 +172,8 @@ class HeldOut(Evaluation):
     @model_validator(mode="after")
     def _evaluation_is_on(self) -> HeldOut:
         for name in ("k", "data"):
-            refuse(
-                self.n == 0 and bool(getattr(self, name)),
-                f"eval.{name}",
-                "eval.n=0 turns evaluation off",
-                f"remove eval.n or eval.{name}",
-            )
+            if self.n == 0 and getattr(self, name):
+                raise conflict(f"eval.{name}", "eval.n=0 turns evaluation off", f"remove eval.n or eval.{name}")
         return self
 
 
@@ -216,18 +211,18 @@ class Optim(Node):
 
     @model_validator(mode="after")
     def _schedule_is_clear(self) -> Optim:
-        refuse(
-            self.warmup_steps > 0 and self.warmup_ratio > 0,
-            "optim.warmup_ratio",
-            "optim.warmup_steps and optim.warmup_ratio both set the warm-up",
-            "remove one of them",
-        )
-        refuse(
-            self.schedule == "constant" and self.min_lr_ratio > 0,
-            "optim.min_lr_ratio",
-            "the constant schedule does not decay the learning rate",
-            "use optim.schedule=linear or cosine, or remove optim.min_lr_ratio",
-        )
+        if self.warmup_steps > 0 and self.warmup_ratio > 0:
+            raise conflict(
+                "optim.warmup_ratio",
+                "optim.warmup_steps and optim.warmup_ratio both set the warm-up",
+                "remove one of them",
+            )
+        if self.schedule == "constant" and self.min_lr_ratio > 0:
+            raise conflict(
+                "optim.min_lr_ratio",
+                "the constant schedule does not decay the learning rate",
+                "use optim.schedule=linear or cosine, or remove optim.min_lr_ratio",
+            )
         return self
 
 
@@ -344,13 +339,8 @@ def rewards_by_name(value: Any) -> Any:
 def check_rewards(rewards: dict[str, RewardSpec]) -> dict[str, RewardSpec]:
     """Refuse options that belong to another reward."""
     for name, spec in rewards.items():
-        known = BUILT_IN_REWARDS.get(spec.source, ())
-        for option in spec.options:
+        for option in sorted(spec.options.keys() - BUILT_IN_REWARDS.get(spec.source, ())):
             owners = [reward for reward, options in BUILT_IN_REWARDS.items() if option in options]
-            refuse(
-                option not in known,
-                f"reward.{name}.{option}",
-                f"{option} is an option of reward {' and '.join(owners)}, but reward.{name}.source is {spec.source}",
-                "remove it",
-            )
+            what = f"{option} is an option of reward {' and '.join(owners)}, but reward.{name}.source is {spec.source}"
+            raise conflict(f"reward.{name}.{option}", what, "remove it")
     return rewards

@@ -7,11 +7,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from novarl.config.base import TrainConfig
-from novarl.config.parts import Above0, AtLeast0, Count, Log, Rows, Text, refuse
+from novarl.config.parts import Above0, AtLeast0, Count, Log, Rows, Text, conflict
 
 Smoothing = Annotated[float, Field(ge=0.0, lt=0.5)]
-
-_COLUMNS = ("chosen_key", "rejected_key", "label_key")
 
 
 class PreferenceConfig(TrainConfig):
@@ -42,32 +40,10 @@ class PreferenceConfig(TrainConfig):
     log: Log = Log()
     eval: Rows = Rows()
 
-    @model_validator(mode="after")
-    def _rows_and_length(self) -> PreferenceConfig:
-        refuse(
-            self.steps is not None and self.epochs is not None,
-            "epochs",
-            f"steps={self.steps} and epochs={self.epochs} both set the length of training",
-            "remove one of them",
-        )
-        for name in _COLUMNS:
-            column = getattr(self, name)
-            refuse(
-                self.task is not None and column is not None,
-                name,
-                f"{name}={column} is a column of a data file, but the rows come from task={self.task}",
-                "remove it, or set data instead of task",
-            )
-        return self
-
     def _refuse_unused(self, name: str, given: bool, losses: tuple[str, ...], loss: str) -> None:
         """Refuse a key that only other losses use."""
-        refuse(
-            given and loss not in losses,
-            name,
-            f"loss={loss} does not use it",
-            f"remove it, or use loss={' or '.join(losses)}",
-        )
+        if given and loss not in losses:
+            raise conflict(name, f"loss={loss} does not use it", f"remove it, or use loss={' or '.join(losses)}")
 
 
 class DPOConfig(PreferenceConfig):
@@ -92,18 +68,17 @@ class DPOConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _loss_reads_its_keys(self) -> DPOConfig:
-        self._refuse_unused("penalty", self.penalty is not None, ("dpop",), self.loss)
-        self._refuse_unused("gamma", self.gamma is not None, ("simpo",), self.loss)
-        self._refuse_unused("desirable_weight", self.desirable_weight is not None, ("kto",), self.loss)
-        self._refuse_unused("undesirable_weight", self.undesirable_weight is not None, ("kto",), self.loss)
+        only = {"penalty": "dpop", "gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}
+        for name, loss in only.items():
+            self._refuse_unused(name, getattr(self, name) is not None, (loss,), self.loss)
         smoothed = ("sigmoid", "robust", "dpop", "simpo")
         self._refuse_unused("label_smoothing", self.label_smoothing > 0.0, smoothed, self.loss)
-        refuse(
-            self.loss == "robust" and self.label_smoothing == 0.0,
-            "label_smoothing",
-            "loss=robust needs the fraction of wrong labels",
-            "set label_smoothing, for example to 0.1, or use loss=sigmoid",
-        )
+        if self.loss == "robust" and self.label_smoothing == 0.0:
+            raise conflict(
+                "label_smoothing",
+                "loss=robust needs the fraction of wrong labels",
+                "set label_smoothing, for example to 0.1, or use loss=sigmoid",
+            )
         return self
 
 

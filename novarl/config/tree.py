@@ -18,18 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from novarl.algos.axes import estimator
 from novarl.config.adapting import AdaptiveKL, ConstraintOptimization, MultiObjective
-from novarl.config.algorithm import (
-    KL,
-    Advantage,
-    Clip,
-    Correction,
-    Critic,
-    DynamicSampling,
-    Entropy,
-    Loss,
-    Prime,
-    Vine,
-)
+from novarl.config.algorithm import KL, Advantage, Clip, Correction, Critic, DynamicSampling, Entropy, Loss, Prime, Vine
 from novarl.config.base import Config, RunConfig, TrainConfig
 from novarl.config.parts import (
     Count,
@@ -45,7 +34,7 @@ from novarl.config.parts import (
     Text,
     Whole,
     check_rewards,
-    refuse,
+    conflict,
     rewards_by_name,
 )
 from novarl.config.preference import DPOConfig, RMConfig
@@ -53,10 +42,7 @@ from novarl.config.preference import DPOConfig, RMConfig
 BUILT_IN_MODELS = ("tiny", "small")
 
 Rewards = Annotated[
-    dict[Text, RewardSpec],
-    Field(min_length=1),
-    BeforeValidator(rewards_by_name),
-    AfterValidator(check_rewards),
+    dict[Text, RewardSpec], Field(min_length=1), BeforeValidator(rewards_by_name), AfterValidator(check_rewards)
 ]
 
 MOST_ANSWERS = 1 << 20
@@ -113,71 +99,63 @@ class RLConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RLConfig:
-        refuse(
-            self.data is not None and bool(self.warmup),
-            "warmup",
-            "warmup trains on a task's demonstrations, and a data file has none",
-            "remove it, and fine-tune with novarl sft first",
-        )
-        refuse(
-            self.data is not None and self.reward is None and self.rollout.env_path is None,
-            "reward",
-            "data needs a reward",
-            "set reward=file.py:name, or the name of a built-in reward",
-        )
-        refuse(
-            self.lora.rank > 0 and self.kl.reference == "ema",
-            "kl.reference",
-            "a moving average of adapters is not a moving average of the merged weights",
-            "use kl.reference=start (the base without its adapters), or lora.rank=0",
-        )
-        refuse(
-            self.eval.n == 0 and self.eval_every is not None,
-            "eval_every",
-            "eval.n=0 turns evaluation off",
-            "remove eval_every, or set eval.n above 0",
-        )
+        if self.data is not None and self.warmup:
+            raise conflict(
+                "warmup",
+                "warmup trains on a task's demonstrations, and a data file has none",
+                "remove it, and fine-tune with novarl sft first",
+            )
+        if self.data is not None and self.reward is None and self.rollout.env_path is None:
+            raise conflict("reward", "data needs a reward", "set reward=file.py:name, or the name of a built-in reward")
+        if self.lora.rank > 0 and self.kl.reference == "ema":
+            raise conflict(
+                "kl.reference",
+                "a moving average of adapters is not a moving average of the merged weights",
+                "use kl.reference=start (the base without its adapters), or lora.rank=0",
+            )
+        if self.eval.n == 0 and self.eval_every is not None:
+            raise conflict("eval_every", "eval.n=0 turns evaluation off", "remove eval_every, or set eval.n above 0")
         self._groups_are_large_enough()
         self._updates_divide()
         return self
 
     def _groups_are_large_enough(self) -> None:
         alone = self.responses_per_prompt == 1
-        refuse(
-            alone and self.adv.estimator is not None and "group" in estimator(self.adv.estimator).needs,
-            "adv.estimator",
-            f"{self.adv.estimator} compares several answers to a prompt, but responses_per_prompt is 1",
-            "use responses_per_prompt=2 or more, or adv.estimator=mean",
-        )
-        refuse(
-            alone and self.dynamic_sampling.enabled is True,
-            "dynamic_sampling.enabled",
-            "with responses_per_prompt=1 no group has different rewards, so all would be dropped",
-            "use responses_per_prompt=2 or more, or dynamic_sampling.enabled=false",
-        )
+        if alone and self.adv.estimator is not None and "group" in estimator(self.adv.estimator).needs:
+            raise conflict(
+                "adv.estimator",
+                f"{self.adv.estimator} compares several answers to a prompt, but responses_per_prompt is 1",
+                "use responses_per_prompt=2 or more, or adv.estimator=mean",
+            )
+        if alone and self.dynamic_sampling.enabled is True:
+            raise conflict(
+                "dynamic_sampling.enabled",
+                "with responses_per_prompt=1 no group has different rewards, so all would be dropped",
+                "use responses_per_prompt=2 or more, or dynamic_sampling.enabled=false",
+            )
 
     def _updates_divide(self) -> None:
         trajectories = self.prompts_per_rollout * self.responses_per_prompt
-        refuse(
-            trajectories > MOST_ANSWERS,
-            "prompts_per_rollout",
-            f"{trajectories:,} answers per step exceed the maximum of {MOST_ANSWERS:,}",
-            "lower prompts_per_rollout or responses_per_prompt, and use more steps",
-        )
+        if trajectories > MOST_ANSWERS:
+            raise conflict(
+                "prompts_per_rollout",
+                f"{trajectories:,} answers per step exceed the maximum of {MOST_ANSWERS:,}",
+                "lower prompts_per_rollout or responses_per_prompt, and use more steps",
+            )
         if self.updates_per_rollout is None:
             return
-        refuse(
-            self.updates_per_rollout % self.epochs_per_rollout != 0,
-            "epochs_per_rollout",
-            f"{self.updates_per_rollout} updates cannot be split evenly into {self.epochs_per_rollout} epochs",
-            "make updates_per_rollout a multiple of epochs_per_rollout",
-        )
-        refuse(
-            self.updates_per_rollout // self.epochs_per_rollout > trajectories,
-            "updates_per_rollout",
-            f"{trajectories} answers per step are too few for {self.updates_per_rollout} updates",
-            "lower updates_per_rollout, or raise epochs_per_rollout or prompts_per_rollout",
-        )
+        if self.updates_per_rollout % self.epochs_per_rollout != 0:
+            raise conflict(
+                "epochs_per_rollout",
+                f"{self.updates_per_rollout} updates cannot be split evenly into {self.epochs_per_rollout} epochs",
+                "make updates_per_rollout a multiple of epochs_per_rollout",
+            )
+        if self.updates_per_rollout // self.epochs_per_rollout > trajectories:
+            raise conflict(
+                "updates_per_rollout",
+                f"{trajectories} answers per step are too few for {self.updates_per_rollout} updates",
+                "lower updates_per_rollout, or raise epochs_per_rollout or prompts_per_rollout",
+            )
 
 
 class SFTConfig(TrainConfig):
@@ -202,16 +180,6 @@ class SFTConfig(TrainConfig):
     log: Log = Log()
     eval: Rows = Rows()
 
-    @model_validator(mode="after")
-    def _one_length(self) -> SFTConfig:
-        refuse(
-            self.steps is not None and self.epochs is not None,
-            "epochs",
-            f"steps={self.steps} and epochs={self.epochs} both set the length of training",
-            "remove one of them",
-        )
-        return self
-
 
 class EvalConfig(RunConfig):
     """Evaluation on held-out rows: greedy decoding and pass@k, with confidence intervals."""
@@ -235,24 +203,20 @@ class EvalConfig(RunConfig):
 
     @model_validator(mode="after")
     def _can_judge(self) -> EvalConfig:
-        refuse(
-            self.best_of is not None and self.eval.k < 2,
-            "best_of",
-            f"best-of-N needs at least 2 samples per row, but eval.k is {self.eval.k}",
-            "set eval.k to the number of samples",
-        )
-        refuse(
-            self.best_of is not None and self.best_of not in (self.reward or {}),
-            "best_of",
-            f"there is no reward named {self.best_of!r}",
-            "use a name from `reward`, such as reward={rm: {source: 'model:runs/rm', weight: 0}, math: math}",
-        )
-        refuse(
-            self.data is not None and self.reward is None and self.rollout.env_path is None,
-            "reward",
-            "data needs a reward",
-            "set reward=file.py:name, or the name of a built-in reward",
-        )
+        if self.best_of is not None and self.eval.k < 2:
+            raise conflict(
+                "best_of",
+                f"best-of-N needs at least 2 samples per row, but eval.k is {self.eval.k}",
+                "set eval.k to the number of samples",
+            )
+        if self.best_of is not None and self.best_of not in (self.reward or {}):
+            raise conflict(
+                "best_of",
+                f"there is no reward named {self.best_of!r}",
+                "use a name from `reward`, such as reward={rm: {source: 'model:runs/rm', weight: 0}, math: math}",
+            )
+        if self.data is not None and self.reward is None and self.rollout.env_path is None:
+            raise conflict("reward", "data needs a reward", "set reward=file.py:name, or the name of a built-in reward")
         return self
 
 
@@ -269,12 +233,10 @@ class SampleConfig(Config):
 
     @model_validator(mode="after")
     def _answers_differ(self) -> SampleConfig:
-        refuse(
-            self.n > 1 and self.sampling.temperature == 0,
-            "n",
-            f"temperature 0 would give {self.n} identical answers",
-            "set sampling.temperature above 0, or n=1",
-        )
+        if self.n > 1 and self.sampling.temperature == 0:
+            raise conflict(
+                "n", f"temperature 0 would give {self.n} identical answers", "set sampling.temperature above 0, or n=1"
+            )
         return self
 
 

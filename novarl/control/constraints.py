@@ -1,35 +1,21 @@
 """Constraints: maximise J subject to KL <= d and H >= H_0, with multipliers or a penalty.
 
 The Lagrangian max_theta min_{lambda, nu >= 0} J - lambda (KL - d) - nu (H_0 - H) has, for given multipliers, the
-gradient of
+gradient of J - lambda KL + nu H. So a constraint enters training as a coefficient, which is never negative and is
+updated once per step: lambda is added to that of the KL term, nu to that of the entropy bonus. (A hinge, lambda max(0,
+KL - d), is not a Lagrangian: within the limit its gradient vanishes while lambda decays, and training oscillates.)
 
-    J - lambda KL + nu H
-
-So a constraint enters training as a coefficient: lambda is added to that of the KL term, nu to that of the entropy
-bonus, and the terms themselves are differentiable. (A hinge, lambda max(0, KL - d), is not a Lagrangian: within the
-limit its gradient vanishes while lambda decays, and training oscillates.) A constraint is updated once per step:
-
-    constraint.update(measured, n=episodes) -> coef     `coef` is never negative; n is not read constraint.violation
-    distance of the last measurement from the limit, < 0 inside constraint.state_dict() / load_state_dict()         JSON
-    values, exact round trip
-
-With v the violation (measured - limit for sense "max", limit - measured for "min"):
-
-    Lagrangian          lambda follows v: reaches the limit with equality if it is active, vanishes otherwise
-    QuadraticPenalty    weight * max(0, v): the gradient of weight/2 max(0, v)^2; always allows a small violation
-
-Both are soft: they act after the measured step. `learn.guard` has hard limits on single steps.
+Both kinds are soft: they act after the measured step. `learn.guard` has hard limits on single steps.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import ClassVar, Literal
 
-from novarl.core.errors import NovaError
+from novarl.control.controller import Adapting
 
 Sense = Literal["max", "min"]
 
@@ -45,15 +31,17 @@ def relative_error(excess: float, limit: float) -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class Constraint(ABC):
+class Constraint(Adapting):
     """A positive limit on a measured quantity; `sense` "max": at most the limit, "min": at least.
 
-    Instead of `limit`, `fraction` sets the limit relative to the first measurement (only for "min": an entropy floor
-    relative to the initial entropy), which is saved with the state. NaN measurements are ignored.
+    Instead of `limit`, `fraction` sets the limit relative to the first measurement, which is saved with the state (only
+    for "min"). NaN measurements are ignored.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "limit")
-    """The attributes saved in checkpoints."""
+    section: ClassVar[str] = "constraint"
+    noun: ClassVar[str] = "constraint"
+    chosen_by: ClassVar[str] = "mode"
 
     sense: Sense
     limit: float | None = None
@@ -103,22 +91,6 @@ class Constraint(ABC):
             )
         return self.fraction * measured
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as JSON values. The round trip through `load_state_dict` is exact."""
-        return {name: getattr(self, name) for name in self.memory}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. Raises NovaError for the state of another type of constraint."""
-        if set(state) != set(self.memory):
-            kept = f"the checkpoint contains {sorted(state)}, but {type(self).__name__} has {sorted(self.memory)}"
-            self.refuse("mode", kept, "resume with the original constraint")
-        for name in self.memory:
-            setattr(self, name, state[name])
-
-    def refuse(self, name: str, what: str, fix: str) -> NoReturn:
-        """Raise a NovaError for a setting."""
-        raise NovaError(what, where=f"constraint.{name}", fix=fix)
-
     def require(self, *names: str, zero: bool = False) -> None:
         """Check that settings are finite and above 0, or at least 0 with `zero`."""
         for name in names:
@@ -136,10 +108,8 @@ class Lagrangian(Constraint):
         dual="softplus"     l <- l + lr e sigmoid(l)      lambda = log(1 + exp(l)): the gradient, and never 0
 
     kp and kd make the projected dual the PID of https://arxiv.org/abs/2007.03964 (algorithm 2, lr its K_I): plain dual
-    ascent is an integrator and oscillates; kp damps it, kd reacts to growing violations. I is kept within the bounds,
-    which prevents windup. A small softplus multiplier changes by about lr e lambda^2, so it rises as slowly as it has
-    decayed. Dividing by the limit makes lr independent of the unit (dual ascent with rate lr / limit). It starts at
-    `init`.
+    ascent oscillates; kp damps it, kd reacts to growing violations. A small softplus multiplier rises as slowly as it
+    has decayed. Dividing by the limit makes lr independent of the unit. It starts at `init`.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "limit", "integral", "error")

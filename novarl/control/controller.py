@@ -1,4 +1,4 @@
-"""Base classes of controllers: bounds, state, and validation of targets."""
+"""Base classes of controllers and constraints: bounds, state, and validation of targets."""
 
 from __future__ import annotations
 
@@ -12,15 +12,43 @@ from novarl.core.errors import NovaError
 
 
 @dataclass(slots=True, kw_only=True)
-class Controller(ABC):
-    """`coef` is the current coefficient, `initial` the one the controller was created with."""
+class Adapting(ABC):
+    """What adapts a coefficient during a run."""
 
     memory: ClassVar[tuple[str, ...]] = ("coef",)
     """The attributes saved in checkpoints."""
+    section: ClassVar[str]
+    """The configuration section for error messages."""
+    noun: ClassVar[str]
+    chosen_by: ClassVar[str]
+    """The setting that chooses the type."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as JSON values. The round trip through `load_state_dict` is exact."""
+        return {name: getattr(self, name) for name in self.memory}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state. Raises NovaError for the state of another type."""
+        if set(state) != set(self.memory):
+            kept = f"the checkpoint contains {sorted(state)}, but {type(self).__name__} has {sorted(self.memory)}"
+            self.refuse(self.chosen_by, kept, f"resume with the original {self.noun}")
+        for name in self.memory:
+            setattr(self, name, state[name])
+
+    def refuse(self, name: str, what: str, fix: str) -> NoReturn:
+        """Raise a NovaError for a setting."""
+        raise NovaError(what, where=f"{self.section}.{name}", fix=fix)
+
+
+@dataclass(slots=True, kw_only=True)
+class Controller(Adapting):
+    """`coef` is the current coefficient, `initial` the one the controller was created with."""
+
     gains: ClassVar[tuple[str, ...]] = ()
     """The settings that determine stability."""
     section: ClassVar[str] = "kl"
-    """The configuration section for error messages."""
+    noun: ClassVar[str] = "controller"
+    chosen_by: ClassVar[str] = "controller"
 
     coef: float
     min_coef: float = 0.0
@@ -55,21 +83,6 @@ class Controller(ABC):
     def update(self, kl: float, n: int = 1) -> float:
         """Update with the `kl` (in the unit of the target) of a step of `n` episodes, and return the coefficient."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as JSON values. The round trip through `load_state_dict` is exact."""
-        return {name: getattr(self, name) for name in self.memory}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. Raises NovaError for the state of another type of controller."""
-        if set(state) != set(self.memory):
-            self.refuse(
-                "controller",
-                f"the checkpoint contains {sorted(state)}, but {type(self).__name__} has {sorted(self.memory)}",
-                "resume with the original controller",
-            )
-        for name in self.memory:
-            setattr(self, name, state[name])
-
     def reset(self) -> None:
         """Reset to the initial state."""
         self.load_state_dict(self.started_at(self.initial).state_dict())
@@ -80,10 +93,6 @@ class Controller(ABC):
 
     def bounded(self, coef: float) -> float:
         return min(max(coef, self.min_coef), self.max_coef)
-
-    def refuse(self, name: str, what: str, fix: str) -> NoReturn:
-        """Raise a NovaError for a setting."""
-        raise NovaError(what, where=f"{self.section}.{name}", fix=fix)
 
     def require(self, name: str, above: float = 0.0) -> None:
         """Check that a setting is above a bound."""

@@ -1,8 +1,9 @@
 """Controllers that adapt the coefficient of the KL term (or of the entropy bonus) at each step.
 
-    controller.update(kl, n=episodes) -> coef      once per step, with the KL of that step controller.state_dict() /
-    load_state_dict()    JSON values; a resumed run is bit-identical controller.reset()
-    back to the initial coefficient and state
+`update(kl, n=episodes)` takes the KL of a step and returns the next coefficient, within [min_coef, max_coef]. All but
+`Fixed` and `Schedule` change the logarithm of the coefficient by an amount that depends only on KL / target, so the
+unit of KL does not matter, and a coefficient of 0 is rejected. Only `Ziegler` uses n; for the others the unit of time
+is the step, because a policy moves by updates, regardless of their number of episodes.
 
 With r = KL / target, and the coefficient clipped to [min_coef, max_coef]:
 
@@ -15,17 +16,8 @@ With r = KL / target, and the coefficient clipped to [min_coef, max_coef]:
     pid           log beta = log beta_0 + kp e + ki sum e + kd (m - m'),  e = clip(r - 1, +-clip), m a moving average
     schedule      a curve from initial to final over `total_steps`, independent of KL
 
-All but `fixed` and `schedule` change the logarithm of the coefficient by an amount that depends only on r. So the unit
-of KL does not matter as long as KL and target have the same one (per token or per answer), and a coefficient of 0 is
-rejected. Bounds +-c limit the effect of outliers.
-
-Only `ziegler` uses n, the number of episodes of the measurement, in which its horizon is counted. For the others the
-unit of time is the step, because a policy moves by updates, regardless of their number of episodes.
-
-Measurements may be invalid. A k1 estimate of KL may be slightly negative: it counts as far below the target, like 0.
-Infinity counts as far above. NaN is ignored.
-
-`control.stability` checks whether the gains give a stable loop.
+A k1 estimate of KL may be slightly negative: it counts as far below the target, like 0. Infinity counts as far above.
+NaN is ignored. `control.stability` checks whether the gains give a stable loop.
 """
 
 from __future__ import annotations
@@ -103,9 +95,8 @@ class Schedule(Controller):
 class DeadBand(Multiplicative):
     """No change within [target / band, target * band], a factor of `speed` outside.
 
-    The rule of PPO's adaptive penalty (https://arxiv.org/abs/1707.06347, section 4). Its authors double and halve, but
-    their policy converges between two decisions. Here it is updated once per step, and a policy trained with Adam takes
-    ten or more steps to follow its coefficient, so that factors of 1.5 would oscillate around the band forever.
+    The rule of PPO's adaptive penalty (https://arxiv.org/abs/1707.06347, section 4), whose authors double and halve. A
+    policy trained with Adam takes ten or more steps to follow, so that a factor of 1.5 would oscillate forever.
     """
 
     gains: ClassVar[tuple[str, ...]] = ("speed",)
@@ -126,8 +117,7 @@ class DeadBand(Multiplicative):
 
 @dataclass(slots=True, kw_only=True)
 class Ziegler(Multiplicative):
-    """Proportional to the clipped relative error and the number of episodes (https://arxiv.org/abs/1909.08593, section
-    2.2).
+    """beta * (1 + clip(KL / target - 1, +-clip) n / horizon) (https://arxiv.org/abs/1909.08593, section 2.2).
 
     `horizon`: the number of episodes in which an error at the clip multiplies the coefficient by about e^clip = 1.22. A
     step with more episodes counts as `horizon`. The authors' target of 6 nats is per answer.
@@ -206,9 +196,8 @@ class Linear(Multiplicative):
 class PID(Adaptive):
     """log beta = log beta_0 + kp e + I + kd (m - m'), with e = clip(KL / target - 1, +-clip) and I += ki e.
 
-    The derivative is that of the measurement's moving average, m = m' + smoothing (e + 1 - m'), 0 at the first update,
-    so that noise and a new target cause no jump. Anti-windup by conditional integration: if the coefficient is at a
-    bound and the error would push it further, I is unchanged until an error of the other sign.
+    The derivative is that of the measurement's moving average, m = m' + smoothing (e + 1 - m'), 0 at the first update.
+    If the coefficient is at a bound and the error would push it further, I is unchanged (anti-windup).
     """
 
     memory: ClassVar[tuple[str, ...]] = ("coef", "integral", "smoothed")
@@ -251,11 +240,8 @@ class PID(Adaptive):
 
 @dataclass(slots=True, kw_only=True)
 class EntropyTarget(Multiplicative):
-    """The entropy coefficient that keeps the entropy at a target: log beta += rate * clip(1 - H / target, +-1).
-
-    The temperature rule of soft actor-critic (https://arxiv.org/abs/1812.05905, section 5) in log space, with the error
-    relative to the target so that `rate` is independent of the scale of the entropy. `target` is in the unit of the
-    argument of `update`, nats per token.
+    """The entropy coefficient that keeps the entropy at a target, in nats per token: log beta += rate * clip(1 - H /
+    target, +-1). The temperature rule of soft actor-critic (https://arxiv.org/abs/1812.05905, section 5) in log space.
     """
 
     gains: ClassVar[tuple[str, ...]] = ("rate",)
@@ -284,11 +270,8 @@ ALIASES = {"adaptive": "dead_band", "adaptive_kl": "dead_band", "constant": "fix
 
 
 def make(kind: str, *, coef: float, target: float = 0.01, **settings: Any) -> Controller:
-    """Create the KL controller named `kind`, one of CONTROLLERS or ALIASES.
-
-    `target` is passed to controllers that have one. Raises NovaError for an unknown name or setting and for invalid
-    settings; `stability.check_stability` checks their combination.
-    """
+    """The KL controller named `kind`, one of CONTROLLERS or ALIASES; `target` is passed to those that have one.
+    NovaError for an unknown name or setting and for invalid settings."""
     name = ALIASES.get(kind, kind)
     if name not in CONTROLLERS:
         raise NovaError(f"unknown controller '{kind}'", where="kl.controller", fix=f"use {', '.join(CONTROLLERS)}")

@@ -30,8 +30,7 @@ REACH = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The plotted data. `best` are the indices of non-dominated checkpoints; `signs` is 1.0 for maximised and -1.0 for
-    minimised objectives."""
+    """The plotted data. `best` are the indices of non-dominated checkpoints; `signs` is -1.0 where less is better."""
 
     evaluated: Sequence[Evaluated]
     best: Sequence[int]
@@ -52,9 +51,8 @@ def draw_front(
     """Write the plot to `path` (PNG) and return the hypervolume over `reference` (None without one).
 
     One panel per pair of objectives, with `names` on the axes and values as measured. Non-dominated checkpoints are
-    emphasised, and labelled if there is space; the others are pale. Error bars are one standard error. With two
-    objectives the dominated region above the reference is shaded; its area is the hypervolume. Raises NovaError for
-    fewer than two objectives, no checkpoint, or differing lengths.
+    emphasised, and labelled if there is space. Error bars are one standard error. With two objectives the dominated
+    region above the reference is shaded. NovaError: fewer than two objectives, no checkpoint, or differing lengths.
     """
     if len(names) < 2 or not evaluated:
         raise NovaError("a front needs at least two objectives and one evaluated checkpoint")

@@ -1,20 +1,20 @@
 """Quantities that adapt during a run: controlled coefficients, constraint multipliers, objective weights.
 
-All of them are plain numbers, equal on every rank and saved in checkpoints; they change once per step, after its last
-update. Entropy is measured in this update, and so is KL if a step has one update. With several updates, each uses a
-part of the answers and a policy that has already moved; KL is then that of the sampling policy on all answers.
+All are plain numbers, equal on every rank and saved in checkpoints; they change once per step, after its last update.
+Entropy is measured in this update, and so is KL if a step has one update; otherwise on all answers, before training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from novarl.control.constraints import Constraint
+from novarl.control.controller import Controller
 from novarl.control.objectives import Objectives, combine
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Record, Scores
@@ -26,24 +26,14 @@ DERIVED = ("kl", "entropy", "length")
 """Objectives that are not rewards: a trajectory's sum of log pi_old - log pi_ref, of -log pi_old, and its length."""
 
 
-class Coefficient(Protocol):
-    """The interface of `control.controllers`."""
-
-    @property
-    def coef(self) -> float: ...
-    def update(self, measured: float, n: int = 1) -> float: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 @dataclass(slots=True)
 class Governor:
-    """`kl` and `entropy` are the initial coefficients, fixed or controlled; constraint multipliers are added to them.
-    `unit`: KL per token (`..kl_mean`) or per trajectory (`..kl_sequence`). `in_loss`: whether the KL coefficient is
-    used by the learner or by credit."""
+    """`kl` and `entropy` are the coefficients, to which constraint multipliers are added. `unit`: KL per token
+    (`..kl_mean`) or per trajectory (`..kl_sequence`). `in_loss`: whether the KL coefficient is used by the learner or
+    by credit."""
 
-    kl: Coefficient
-    entropy: Coefficient
+    kl: Controller
+    entropy: Controller
     in_loss: bool
     unit: Literal["token", "sequence"] = "token"
     constraints: dict[Literal["kl", "entropy"], Constraint] = field(default_factory=dict)
@@ -63,11 +53,8 @@ class Governor:
         learner.objective = replace(learner.objective, kl_loss_coef=kl, entropy_coef=self.entropy_coef)
 
     def weigh(self, batch: Batch, scores: Scores) -> tuple[Tensor | None, Record]:
-        """(the weighted reward of each trajectory [R], None without objectives; metrics).
-
-        Every estimator without `norm_std` is linear in the reward, so weighting objectives is equivalent to weighting
-        their separate advantages.
-        """
+        """(the weighted reward of each trajectory [R], None without objectives; metrics). Every estimator without
+        `norm_std` is linear in the reward, so this is equivalent to weighting separate advantages."""
         record = self._distance(batch, scores)
         if self.objectives is None:
             return None, record
@@ -81,11 +68,8 @@ class Governor:
 
     @staticmethod
     def _distance(batch: Batch, scores: Scores) -> Record:
-        """KL of the sampling policy to the reference on all answers; empty if either is unknown.
-
-        Estimated with k1: k3 has the same mean, but the heavy tail of pi_ref / pi_old once the policy avoids what the
-        reference prefers. Its mean is then dominated by a few answers, most steps measure too little, and KL would
-        grow.
+        """KL of the sampling policy to the reference on all answers, by k1; empty if either is unknown. k3 has a heavy
+        tail once the policy avoids what the reference prefers: most steps would measure too little, and KL would grow.
         """
         if scores.old_logp is None or scores.ref_logp is None:
             return {}

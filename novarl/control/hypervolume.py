@@ -2,13 +2,10 @@
 
     HV(A) = volume of the union over a in A of the boxes [reference, a]        all objectives maximised
 
-It never rises when a front gets worse, and it needs no weights. Its unit is the product of the objectives' units, so
-compare only hypervolumes of the same objectives over the same reference. Computed by a sweep in two dimensions, by
+Compare only hypervolumes of the same objectives over the same reference. Computed by a sweep in two dimensions, by
 slices in three, and otherwise with WFG (While, Bradstreet and Barone 2012, https://doi.org/10.1109/TEVC.2010.2077298):
-exact, but exponential in the number of objectives.
-
-Points are rows of numbers (lists, arrays or tensors), converted to float64. Negate minimised objectives first
-(`pareto.maximised`). This module imports no torch.
+exact, but exponential in the number of objectives. Points are rows of numbers (lists, arrays or tensors), converted to
+float64. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -43,11 +40,8 @@ def hypervolume(points: Iterable[Any], reference: Any) -> float:
 
 
 def contributions(points: Iterable[Any], reference: Any) -> list[float]:
-    """HV(A) - HV(A without point i), for each point, in order: the volume that only it dominates.
-
-    Computed as the point's box minus the part dominated by others, so it is exactly 0.0 for a dominated or duplicated
-    point and avoids cancellation.
-    """
+    """HV(A) - HV(A without point i), for each point, in order: the volume that only it dominates. Computed as its box
+    minus the part dominated by others: exactly 0.0 for a dominated or duplicated point, without cancellation."""
     boxes = _above(points, reference)
     return [_exclusive(box, boxes[:i] + boxes[i + 1 :]) for i, box in enumerate(boxes)]
 

@@ -13,9 +13,8 @@ With regret u_i = w_i (z_i - J_i), weight w_i and ideal z_i:
     "augmented_tchebycheff"   -max_i u_i - rho sum_i u_i            the same + rho w_i
     "smooth_tchebycheff"      -mu log sum_i exp(u_i / mu)           w_i softmax_i(u / mu)
 
-A weighted sum reaches only the convex part of a front; the others reach all of it (Miettinen 1999; smooth: Lin et al.
-2024, https://arxiv.org/abs/2402.19078). Regret is signed: values above the ideal still count as better, so improving an
-objective never lowers S. An objective with weight 0 is only observed.
+A weighted sum reaches only the convex part of a front, the others all of it (Miettinen 1999; smooth: Lin et al. 2024,
+https://arxiv.org/abs/2402.19078). Regret is signed: values above the ideal still count as better.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ CONSTANT = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """An objective. `ideal` is the best possible value, if known (1.0 for an accuracy, 0.0 for a KL); otherwise the
-    best value so far is used."""
+    """An objective. `ideal` is the best possible value, if known (1.0 for an accuracy), otherwise the best value so
+    far."""
 
     name: str
     direction: Direction
@@ -90,11 +89,9 @@ def augmented_tchebycheff(estimates: Tensor, ideal: Tensor, weights: Tensor, *, 
 
 
 def smooth_tchebycheff(estimates: Tensor, ideal: Tensor, weights: Tensor, *, mu: float) -> Tensor:
-    """g_i = w_i softmax_i(w_i (z_i - J_i) / mu) [K] (https://arxiv.org/abs/2402.19078).
-
-    estimates, ideal, weights [K], maximised; mu > 0 in the unit of the estimates: for mu towards 0 it is `tchebycheff`,
-    and for large mu all objectives contribute in proportion to their weights.
-    """
+    """g_i = w_i softmax_i(w_i (z_i - J_i) / mu) [K] (https://arxiv.org/abs/2402.19078); mu > 0 in the unit of the
+    estimates: for mu towards 0 it is `tchebycheff`, for large mu all objectives contribute in proportion to their
+    weights."""
     share = (_regret(estimates, ideal, weights) / mu).softmax(-1)
     return weights.to(estimates.dtype) * share
 
@@ -130,16 +127,12 @@ class Objectives:
     """The objectives of a run, their statistics, and the resulting weights.
 
     `observe` takes the means and deviations of a step's trajectories and returns weights for the *raw* values,
-    including direction and scale: `values @ weights` is the reward of a trajectory, and an advantage that is linear in
-    the reward is the weighted sum of the single advantages.
+    including direction and scale: `values @ weights` is the reward of a trajectory.
 
     * J_i, the estimate: a moving average of the means, J <- beta J + (1 - beta) mean, starting with the first.
     * z_i, the ideal: the best J_i so far, or the objective's `ideal` if that is better.
-    * s_i, the deviation: the square root of the mean variance over all steps, not only the latest: an objective that is
-      nearly always reached varies less and less, and dividing by its recent deviation would let a single failure
-      dominate. Units therefore do not matter, and `mu` is in deviations. Constant objectives have no weight.
-
-    For a fixed weighted sum in the rewards' own units, use reward weights instead.
+    * s_i, the deviation: the square root of the mean variance over all steps; an objective that is nearly always
+      reached varies less and less, and a single failure would dominate. Constant objectives have no weight.
     """
 
     def __init__(
@@ -174,10 +167,7 @@ class Objectives:
         return tuple(objective.name for objective in self.objectives)
 
     def observe(self, means: Sequence[float], deviations: Sequence[float]) -> list[float]:
-        """Add a step's mean and deviation of each objective, as measured. Returns the weights [K] for raw values.
-
-        A weight is d S / d mean_i: negative for minimised objectives.
-        """
+        """Add a step's mean and deviation of each objective. Returns the weights d S / d mean_i [K] for raw values."""
         for name, mean, deviation in zip(self.names, means, deviations, strict=True):
             if not (math.isfinite(mean) and 0 <= deviation < math.inf):
                 raise NovaError(f"invalid mean {mean} and deviation {deviation}", where=f"objective {name!r}")

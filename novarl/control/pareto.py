@@ -2,9 +2,7 @@
 
     a dominates b: a is at least as good in every objective and better in at least one
 
-An archive holds *evaluated* checkpoints: vectors of mean scores with standard errors, not losses of single batches.
-Dominance compares checkpoints and has no gradient; see `objectives` for training. Vectors are as measured; `directions`
-gives the direction of each objective. This module imports no torch.
+Vectors are mean scores as measured; `directions` gives the direction of each objective. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -41,10 +39,9 @@ def maximised(values: Any, directions: Directions = None) -> Vector:
 def dominates(a: Any, b: Any, *, directions: Directions = None, epsilon: Epsilon = 0.0) -> bool:
     """Whether a [K], improved by `epsilon`, is at least as good as b [K] in every objective and better in one.
 
-    With epsilon 0 this is Pareto dominance: equal vectors do not dominate each other. With epsilon > 0 it is additive
-    epsilon-dominance (Laumanns et al. 2002, https://doi.org/10.1162/106365602760234108): two vectors within epsilon of
-    each other dominate each other. Raises NovaError for numbers that are not finite (a NaN would never be dominated),
-    for different lengths and for a negative epsilon.
+    With epsilon 0 this is Pareto dominance; with epsilon > 0 additive epsilon-dominance (Laumanns et al. 2002,
+    https://doi.org/10.1162/106365602760234108). Raises NovaError for numbers that are not finite (a NaN would never be
+    dominated), for different lengths and for a negative epsilon.
     """
     ours = maximised(a, directions)
     theirs = vector(maximised(b, directions), size=len(ours))
@@ -60,11 +57,8 @@ def non_dominated(points: Iterable[Any], *, directions: Directions = None) -> li
 
 
 def crowding_distance(points: Iterable[Any]) -> list[float]:
-    """The crowding distance of each point: sum over objectives of (next - previous) / (max - min).
-
-    The extreme points of each objective have infinite distance, so they are pruned last (NSGA-II, Deb et al. 2002,
-    https://doi.org/10.1109/4235.996017). An objective in which all points are equal is ignored.
-    """
+    """The crowding distance of each point: sum over objectives of (next - previous) / (max - min); infinite for the
+    extreme points of each objective (NSGA-II, Deb et al. 2002, https://doi.org/10.1109/4235.996017)."""
     rows = [vector(point) for point in points]
     distance = [0.0] * len(rows)
     for column in zip(*rows, strict=True):
@@ -80,13 +74,17 @@ def crowding_distance(points: Iterable[Any]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A checkpoint with its scores: `vector` [K] means as measured, `errors` [K] their standard errors (empty if
-    unknown), and the `step` of the checkpoint."""
+    """A checkpoint with mean scores `vector` [K], their standard `errors` [K] (empty if unknown), and its `step`."""
 
     name: str
     vector: Vector
     errors: Vector = ()
     step: int = 0
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Evaluated:
+        """The inverse of `dataclasses.asdict`, also through JSON."""
+        return cls(state["name"], tuple(state["vector"]), tuple(state["errors"]), state["step"])
 
     def __post_init__(self) -> None:
         vector(self.vector, name=f"score of {self.name!r}")
@@ -97,11 +95,10 @@ class Evaluated:
 class ParetoArchive:
     """The non-dominated evaluated checkpoints, at most `capacity` of them.
 
-    With `epsilon` a new entry must be better than every member by more than that in some objective, so that noise does
-    not fill the archive; it replaces only entries that it dominates exactly. Until the archive is full, every vector
-    ever offered is epsilon-dominated by some member. Then the most crowded member is removed (`prune="crowding"`), or
-    the one with the smallest hypervolume contribution (`"contribution"`) over `reference`, as measured, or by default
-    over a point one step of an even front below the worst values. Among equals the newest is removed.
+    With `epsilon` a new entry must be better than every member by more than that in some objective; it replaces only
+    entries that it dominates exactly. If the archive is full, the most crowded member is removed (`prune="crowding"`),
+    or the one with the smallest hypervolume contribution (`"contribution"`) over `reference`, as measured, or by
+    default over a point one step of an even front below the worst values. Among equals the newest is removed.
     """
 
     def __init__(
@@ -132,11 +129,8 @@ class ParetoArchive:
         return tuple(sorted(self._entries, key=lambda entry: entry.vector))
 
     def add(self, name: str, scores: Any, errors: Any = (), *, step: int = 0) -> bool:
-        """Offer a checkpoint. Returns whether it was added.
-
-        A name offered again replaces its evaluation. Raises NovaError for scores that are not finite or have a
-        different length.
-        """
+        """Offer a checkpoint; returns whether it was added. A name offered again replaces its evaluation. Raises
+        NovaError for scores that are not finite or have a different length."""
         new = Evaluated(name, tuple(map(float, scores)), tuple(map(float, errors)), step)
         better = self._maximised(new)
         others = [entry for entry in self._entries if entry.name != name]
@@ -156,10 +150,7 @@ class ParetoArchive:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the members by those of a state."""
-        self._entries = [
-            Evaluated(entry["name"], tuple(entry["vector"]), tuple(entry["errors"]), entry["step"])
-            for entry in state["entries"]
-        ]
+        self._entries = [Evaluated.of(entry) for entry in state["entries"]]
 
     def _maximised(self, entry: Evaluated) -> Vector:
         return maximised(entry.vector, self.directions)
@@ -183,7 +174,6 @@ def _steps(epsilon: Epsilon, size: int) -> Vector:
 
 def _below(rows: Sequence[Vector]) -> Vector:
     """A reference point below the worst value of each objective by 1 / (n - 1) of its range: n evenly spaced points on
-    a line then contribute equally, including the end points (Ishibuchi et al. 2018,
-    https://doi.org/10.1162/evco_a_00226)."""
+    a line then contribute equally (Ishibuchi et al. 2018, https://doi.org/10.1162/evco_a_00226)."""
     columns = list(zip(*rows, strict=True))
     return tuple(min(column) - ((max(column) - min(column)) or 1.0) / (len(rows) - 1) for column in columns)

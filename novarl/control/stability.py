@@ -1,16 +1,10 @@
 """Check the stability of a controller in closed loop, by simulating it with a simple model of the run.
 
-The plant models the response of KL to the coefficient beta. The policy that maximises E[R] - beta KL(pi || ref) is ref
-* exp(R / beta) / Z, and near the reference
+The policy that maximises E[R] - beta KL(pi || ref) is ref * exp(R / beta) / Z, and near the reference KL = Var_ref(R) /
+(2 beta^2), the steepest response to the coefficient beta. An update covers 1 / `lag` of the distance, and the
+measurement is the mean of a finite batch. Everything is relative to the target:
 
-    KL = Var_ref(R) / (2 beta^2)
-
-so that log KL falls by 2 per unit of log beta. This is the steepest response for a reward of moderate variance (further
-away the reward is saturated and KL no longer responds), and a steep response destabilises the loop. The policy moves
-gradually: an update covers 1 / `lag` of the distance. The measurement is the mean of a finite batch: the KL times
-exp(noise * standard normal). Everything is relative to the target, so its size does not matter.
-
-    KL += (target * (beta* / beta)^slope - KL) / lag          measured = KL * exp(noise * z)
+    KL += (target * (beta* / beta)^slope - KL) / lag          measured = KL * exp(noise * standard normal)
 """
 
 from __future__ import annotations
@@ -48,10 +42,8 @@ def simulate(
     episodes: int = 256,
     seed: int = 0,
 ) -> list[float]:
-    """The quantity relative to its target after each of `steps` steps; `balance` is the equilibrium coefficient.
-
-    Initially the quantity is at the equilibrium of the starting coefficient. The controller is updated.
-    """
+    """The quantity relative to its target after each of `steps` steps, from the equilibrium of the starting
+    coefficient; `balance` is the equilibrium coefficient. The controller is updated."""
     plant, draw = plant or Plant(), random.Random(seed)
 
     def settled() -> float:
@@ -68,9 +60,8 @@ def simulate(
 def check_stability(controller: Controller, *, episodes: int = 256, plant: Plant | None = None) -> None:
     """Raise NovaError, naming the gain, if the simulated loop of a controller is unstable. It is not changed.
 
-    Loops that start slightly above and below equilibrium are simulated for STEPS steps of `episodes` episodes, from the
-    middle of the controller's bounds, so that the result depends on the gains and not on the initial coefficient.
-    Controllers without a target have no loop. A slow controller passes.
+    Loops that start slightly above and below equilibrium are simulated from the middle of the controller's bounds, so
+    that the result depends on the gains alone. Controllers without a target have no loop. A slow controller passes.
     """
     if not isinstance(controller, Adaptive):
         return

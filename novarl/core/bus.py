@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 
 class Bus:
-    """Fans reports out to sinks. With no sinks it is silent, which is what ranks other than 0 use.
-
-    A sink that raises is reported and detached, and the others hear everything. The exception is a sink with
-    `essential = True`, such as the run's own record: its error ends the run.
-    """
+    """Fans reports out to sinks; with none (ranks other than 0) it is silent. A sink that raises is reported and
+    detached, unless it is `essential`, as the run's own record is: then its error ends the run."""
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
         self.sinks = list(sinks)
@@ -31,11 +28,8 @@ class Bus:
 
     @contextmanager
     def span(self, name: str, **tags: Any) -> Iterator[None]:
-        """Time a stage; its seconds, summed over entries, join the next record as `time/<name>_s`.
-
-        Sinks that have a method `span(name, start, seconds, tags)` hear of every entry: `start` is on the clock of
-        `time.perf_counter`, `tags` are those given here.
-        """
+        """Time a stage; its seconds, summed over entries, join the next record as `time/<name>_s`. Sinks with a method
+        `span(name, start, seconds, tags)` hear of every entry; `start` is on the clock of `time.perf_counter`."""
         start = time.perf_counter()
         try:
             yield

@@ -135,11 +135,8 @@ class Checkpoints:
         order: int,
         best: bool = False,
     ) -> Checkpoint:
-        """Write the checkpoint `name` and make it the latest; then delete all but the last `keep` and the best.
-
-        `best` marks it as better than all before it. Raises OSError for disk errors (full, read-only); complete
-        checkpoints stay intact.
-        """
+        """Write the checkpoint `name`, the latest and, if `best`, better than all before; then delete all but the last
+        `keep` and the best. OSError if the disk is full or read-only; complete checkpoints stay intact."""
         target, beside = self.folder / name, self.folder / f".{name}.saving"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
@@ -223,10 +220,8 @@ class Checkpoints:
         DISK.sync(folder)
 
     def prune(self) -> None:
-        """Delete checkpoints neither among the last `keep` nor linked, and damaged ones older than all that are kept.
-
-        Each is renamed before it is removed, so that a kill leaves no partial checkpoint under its name.
-        """
+        """Delete checkpoints neither among the last `keep` nor linked, and damaged ones older than all kept. Each is
+        renamed first, so that a kill leaves no part under its name."""
         found = self._newest_first()
         complete = [path.name for path, head in found if head]
         kept = {*complete[: self.keep], *filter(None, map(self._named, POINTERS))}
@@ -250,21 +245,14 @@ class Checkpoints:
 
     def _newest_first(self) -> list[tuple[Path, dict[str, Any]]]:
         """Each checkpoint with its header; those without a readable header come last."""
-        found = [(path, _head(path)) for path in self._folders()]
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        named = (path for path in entries if NAME.fullmatch(path.name) or path.name in POINTERS)
+        found = [(path, _head(path)) for path in named if path.is_dir() and not path.is_symlink()]
         return sorted(found, key=lambda pair: (pair[1].get("order", -1), pair[0].name), reverse=True)
 
-    def _folders(self) -> list[Path]:
-        if not self.folder.is_dir():
-            return []
-        named = (path for path in self.folder.iterdir() if NAME.fullmatch(path.name) or path.name in POINTERS)
-        return [path for path in named if path.is_dir() and not path.is_symlink()]
-
     def abandon(self, after: int) -> list[str]:
-        """Rename the complete checkpoints of a later order than `after`, because the run now continues from an earlier
-        one. Nothing resumes from the renamed ones. Returns the new names.
-
-        The latest go first, so that after an interruption the run resumes from a state that its logs still contain.
-        """
+        """Rename complete checkpoints of a later order than `after`, from which nothing then resumes; their new names.
+        The latest go first: if interrupted, the run resumes from a state that its logs still contain."""
         later = (path for path, head in self._newest_first() if head.get("order", 0) > after)
         whole = [path for path in later if damage(path) is None]  # incomplete ones are replaced by the next save
         aside = []

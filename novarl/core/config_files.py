@@ -30,16 +30,15 @@ _TAG = "tag:yaml.org,2002:"
 _RULES: dict[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     "null": (re.compile(r"~|null|Null|NULL|"), lambda text: None),
     "bool": (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
-    "int": (re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}"), lambda text: _int(text)),
+    "int": (
+        re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}"),
+        lambda text: int(text, 0 if text[:2] in ("0o", "0x") else 10),
+    ),
     "float": (
         re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
         lambda text: float(text.replace(".", "") if text[-1] in "fFnN" else text),
     ),
 }
-
-
-def _int(text: str) -> int:
-    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
 
 class CoreLoader(yaml.SafeLoader):
@@ -88,7 +87,9 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
     if value is None:
         raise NovaError("the file contains only comments", where=str(path), fix="set at least task or data")
     if not isinstance(value, dict):
-        raise NovaError(f"expected `key: value` lines, found a {_kind(value)}", where=str(path), fix="write task: sort")
+        kinds = {list: "list", str: "text", int: "number", float: "number", bool: "truth value"}
+        what = f"expected `key: value` lines, found a {kinds.get(type(value), 'value')}"
+        raise NovaError(what, where=str(path), fix="write task: sort")
     return value, lines
 
 
@@ -127,10 +128,6 @@ def dump(value: Mapping[str, Any]) -> str:
 
 def _plain(text: str) -> Any:
     return next((convert(text) for pattern, convert in _RULES.values() if pattern.fullmatch(text)), text)
-
-
-def _kind(value: Any) -> str:
-    return {list: "list", str: "text", int: "number", float: "number", bool: "truth value"}.get(type(value), "value")
 
 
 def _yaml(text: str, path: Path) -> tuple[Any, Lines]:

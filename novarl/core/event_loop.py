@@ -11,11 +11,9 @@ T = TypeVar("T")
 
 
 class EventLoop:
-    """One loop for the whole run, so that objects bound to a loop (tasks, client connections) live as long.
-
-    Coroutines run in the calling thread. If a loop is already running there (Jupyter, an async function), they run in a
-    second thread, in which `prepare` is called first, while the caller waits.
-    """
+    """One loop for the whole run, so that objects bound to it (tasks, client connections) live as long. Coroutines run
+    in the calling thread; if a loop runs there already (Jupyter), in a second one, in which `prepare` is called
+    first."""
 
     def __init__(self, prepare: Callable[[], None] | None = None) -> None:
         self._runner = asyncio.Runner()

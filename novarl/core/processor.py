@@ -14,9 +14,6 @@ from pathlib import Path
 _ENOUGH = 8192
 """Characters of /proc/cpuinfo that describe the first core; reading all of it is slow on large machines."""
 
-_WHICH = {"family": "cpu family", "model": "model"}
-"""Fields that identify a generation: our names and those in /proc/cpuinfo."""
-
 
 def about() -> dict[str, str]:
     """The /proc/cpuinfo fields of the first core; on other systems only the processor name."""
@@ -33,19 +30,18 @@ def name() -> str:
     """The name of the processor with its family and model, because generations of different speed share a name."""
     known = about()
     called = known.get("model name") or platform.processor()
-    return ", ".join([called, *(f"{word} {known[key]}" for word, key in _WHICH.items() if key in known)])
+    generation = (("family", "cpu family"), ("model", "model"))
+    return ", ".join([called, *(f"{word} {known[key]}" for word, key in generation if key in known)])
 
 
 def halves_avx512() -> bool:
-    """Whether AVX-512 instructions take two cycles, as on AMD family 25 (Zen 4, and Zen 3, which has none), so that
-    products are hardly faster than with AVX2."""
+    """Whether AVX-512 takes two cycles (AMD family 25, Zen 3 and 4), so that it is hardly faster than AVX2."""
     known = about()
     return known.get("vendor_id") == "AuthenticAMD" and known.get("cpu family") == "25"
 
 
 def exact_products() -> str:
-    """The MKL_CBWR value with which the bits of a row do not depend on the other rows. Set it before torch is
-    loaded."""
+    """The MKL_CBWR value with which the bits of a row do not depend on other rows; to be set before torch is loaded."""
     known = about()
     if "Intel" not in known.get("vendor_id", known.get("model name", "")):
         return "AVX2"
@@ -53,8 +49,7 @@ def exact_products() -> str:
 
 
 def settle_products() -> None:
-    """Set MKL's kernel mode in the environment, before torch is loaded. With one kernel for every shape, a request's
-    results do not depend on its batch."""
+    """Set MKL's kernel mode before torch is loaded, so that a request's results do not depend on its batch."""
     os.environ.setdefault("MKL_CBWR", exact_products())
     os.environ.setdefault(
         "OPENBLAS_NUM_THREADS", "1"

@@ -36,15 +36,11 @@ LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts")
 KEPT = ("reference", "base")
 """Models that a run needs to resume but that are not in checkpoints."""
 
-WRITTEN = (
-    *LOGS,
-    *("checkpoints", "figures", *KEPT),
-    *("config.yaml", "summary.json", "samples.md", "front.json"),
+FOREIGN = (
+    *("manifest.json", *LOGS, "checkpoints", "figures", *KEPT),
+    *("config.yaml", "summary.json", "samples.md", "front.json", "config.json"),
 )
-"""What a run writes after its manifest: without a manifest, such files belong to something else."""
-
-FOREIGN = ("manifest.json", *WRITTEN, "config.json")
-"""Files that mark a foreign directory, such as a model."""
+"""Files that, without a run's manifest, mark a foreign directory, such as a model."""
 
 _claims: dict[Path, int | None] = {}
 """The directories claimed by this process, with the lock file if locking is supported."""
@@ -98,8 +94,7 @@ class RunDir:
         return ((self.read_json("summary.json") or {}).get("status")) in ("done", "stopped")
 
     def note(self, **facts: Any) -> None:
-        """Add facts to the manifest: that checkpoints were saved (`saved`), so that missing ones can be detected, or
-        the hashes of the data files (`files`)."""
+        """Add facts to the manifest, such as that checkpoints were `saved`, so that missing ones are noticed."""
         manifest = self.manifest()
         if manifest is not None and {**manifest, **facts} != manifest:
             self.write_json("manifest.json", {**manifest, **facts})
@@ -151,10 +146,8 @@ class RunDir:
             self.refuse_if_taken()
 
     def _point_latest(self) -> None:
-        """Point the link `latest` next to this directory here, unless another file has that name.
-
-        Our links point to `./NAME`; any other link was made by someone else.
-        """
+        """Point the link `latest` beside this directory here, unless something else has the name: our links are
+        `./NAME`."""
         latest = self.path.parent / "latest"
         if self.path.name in ("", "..", "latest"):
             return

@@ -30,13 +30,10 @@ Role = Literal["train", "baseline"]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One row of a task or dataset, rendered to tokens.
-
-    `id` is the permanent name of the row ("sort/train/41", "rows.jsonl:12") and the key of its random stream. `extra`
-    holds the row's other columns, which TRL-style rewards receive by name. `conversational` is False if the row held a
-    plain string; those rewards then receive prompt and completion as strings. `template_kwargs` are the chat template's
-    keyword arguments (`tools`, `enable_thinking`).
-    """
+    """One row of a task or dataset, rendered to tokens. `id` is its permanent name ("sort/train/41", "rows.jsonl:12")
+    and the key of its random stream; `extra` holds the other columns, which rewards receive by name. `conversational`
+    is False if the row held a plain string: TRL-style rewards then receive strings. `template_kwargs` are the chat
+    template's arguments (`tools`, `enable_thinking`)."""
 
     id: str
     tokens: tuple[int, ...]
@@ -53,12 +50,10 @@ COLDEST = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample: temperature 0 is greedy; `top_k=0`, `top_p=1.0`, `min_p=0.0` keep the full support.
-
-    `stop` are strings and `stop_tokens` token ids that end a completion; both are kept in its tokens. `answered` is the
-    number of tokens at the end of the prompt that belong to the answer being continued: a stop string may begin in
-    them. `supports`: record the possible tokens under truncation, as training requires.
-    """
+    """How to sample: temperature 0 is greedy; `top_k=0`, `top_p=1.0`, `min_p=0.0` keep the full support. A completion
+    ends with a string of `stop` or a token of `stop_tokens`, which it keeps. `answered`: how many of the prompt's last
+    tokens belong to the answer being continued, in which a stop string may begin. `supports`: record the possible
+    tokens under truncation, as training requires."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -102,10 +97,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """A token sequence as seen by the model: the prompt and everything after it, aligned column by column.
-
-    `support[t]`: as in `Completion`, empty for tokens that the policy did not choose.
-    """
+    """A token sequence as the model sees it, prompt and all, aligned column by column. `support[t]`: as in
+    `Completion`, empty for tokens that the policy did not choose."""
 
     tokens: tuple[int, ...]
     mask: tuple[bool, ...]
@@ -129,13 +122,10 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One trajectory: the policy's answer to a prompt, over one or more turns.
-
-    `group` is the id of the prompt's group of samples (equal for all samples of one prompt in one step); `index` is the
-    sample's number within it. `role` "baseline" marks a rollout that only serves as a baseline (the greedy one of SCST
-    and ReMax) and is never trained on. An episode whose context was rewritten has several sequences. `messages` is the
-    whole conversation that rewards receive, including the policy's last answer.
-    """
+    """One trajectory: the policy's answer to a prompt, over one or more turns. `group` is the id of all samples of the
+    prompt in one step, `index` the number among them. The `role` "baseline" (the greedy rollout of SCST and ReMax) is
+    never trained on. An episode whose context was rewritten has several sequences. `messages` is the whole conversation
+    that rewards receive, with the policy's last answer."""
 
     prompt: Prompt
     group: int
@@ -151,13 +141,10 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A rollout with its rewards by name, and `reward`, their weighted sum.
-
-    `reward` is None if a reward failed (raised, timed out, returned no finite number); `error` then gives the reason,
-    and the rollout is counted and excluded from training, never scored 0. A reward that does not apply to the rollout
-    is missing from `rewards`. `extra` and `metrics` are logged by reward functions: columns of the rollout log, and
-    metrics of the scored batch.
-    """
+    """A rollout with its rewards by name (without those that do not apply) and `reward`, their weighted sum. It is None
+    if one failed (raised, timed out, returned no finite number), for the reason `error`: the rollout is then counted
+    and excluded from training, never scored 0. `extra` and `metrics` are what reward functions logged: columns of the
+    rollout log, and metrics of the batch."""
 
     rollout: Rollout
     rewards: Mapping[str, float]
@@ -204,12 +191,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Model outputs for a batch before its first update, per token [N]; saved with it and never recomputed.
-
-    values: the value of the state before the token; bootstrap [R]: the value after a trajectory's last token, 0 if it
-    terminated; token_reward: a per-token reward in addition to the trajectory's; segment: the index (from 0) of the
-    step that the token belongs to, if steps are longer than a token.
-    """
+    """Model outputs for a batch before its first update, per token [N]; saved with it and never recomputed. values: of
+    the state before the token; bootstrap [R]: after a trajectory's last token, 0 if it terminated; token_reward: in
+    addition to the trajectory's; segment: the index (from 0) of the token's step, if steps are longer than a token."""
 
     old_logp: Tensor | None = None
     ref_logp: Tensor | None = None
@@ -243,8 +227,7 @@ class Tokenizer(Protocol):
 
 
 class Engine(Protocol):
-    """Samples completions. `key` names the request's random stream: the same key gives the same completion, independent
-    of other requests."""
+    """Samples completions. `key` names the random stream: equal keys give equal completions, whatever else is asked."""
 
     async def sample(self, tokens: Seq[int], sampling: Sampling, *, key: str) -> Completion: ...
     def publish(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None: ...

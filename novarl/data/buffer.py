@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
 from novarl.core.types import Scored
-from novarl.data.serial import scored_from_dict, scored_to_dict
+from novarl.data.serial import from_dict, to_dict
 
 
 class RolloutBuffer:
-    """A FIFO queue of rollouts, each stamped with the version of the weights that sampled it.
-
-    `get` returns the oldest rollouts that are at most `max_staleness` versions behind (0: on-policy only; None: no
-    limit). Older ones are dropped and counted in `dropped`.
-    """
+    """A FIFO queue of rollouts, each stamped with the version of the weights that sampled it. `get` returns the oldest
+    that are at most `max_staleness` versions behind (0: on-policy only; None: no limit); older ones are dropped and
+    counted."""
 
     def __init__(self, max_staleness: int | None) -> None:
         if max_staleness is not None and max_staleness < 0:
@@ -40,9 +38,9 @@ class RolloutBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON values. The round trip through `load_state_dict` is exact."""
-        held = [{"version": version, "scored": scored_to_dict(one)} for version, one in self._held]
+        held = [{"version": version, "scored": to_dict(one)} for version, one in self._held]
         return {"dropped": self.dropped, "held": held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.dropped = state["dropped"]
-        self._held = deque((entry["version"], scored_from_dict(entry["scored"])) for entry in state["held"])
+        self._held = deque((entry["version"], from_dict(Scored, entry["scored"])) for entry in state["held"])

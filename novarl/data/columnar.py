@@ -107,9 +107,8 @@ def _rows(file: Path, batches: Iterable[Any]) -> Iterator[Row]:
 
 
 def _decoded(value: Any, kind: Any, *, in_chat: bool) -> Any:
-    """Decode a value by its Arrow type; JSON extension types are parsed. In messages, and with `in_chat`, null fields
-    of structs are dropped, because every struct of a column has the union of all keys.
-    """
+    """Decode a value by its Arrow type. In messages and `in_chat`, null fields are dropped: each struct has all
+    keys."""
     import pyarrow
 
     if value is None:

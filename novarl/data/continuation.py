@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from novarl.core.types import Tokenizer
-from novarl.data.formats import Refused
+from novarl.data.formats import Refused, shared_length
 
 _ANCHORS = ("\n", ":", ".", "1", *"aeinorstx")
 
@@ -33,11 +33,9 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 def extend(tokenizer: Tokenizer, before: str, tokens: Sequence[int], text: str) -> tuple[list[int], int]:
     """The tokens of `before + text`, and the index of the first one of `text`. `tokens` are those of `before` alone.
-
-    The result begins with `tokens` if some continuation of them decodes to exactly `text`: the tokens of the whole,
-    those of `text` alone, or those of `text` after another text. Otherwise (a word-level tokenizer whose word crosses
-    the boundary) the result is the tokens of the whole, and the token that crosses the boundary belongs to `text`.
-    """
+    The result begins with them if some continuation decodes to exactly `text`: that of the whole, of `text` alone, or
+    of `text` after another text. Otherwise (a word of a word-level tokenizer crosses the boundary) it is the tokens of
+    the whole, and the token that crosses the boundary belongs to `text`."""
     tokens = list(tokens)
     whole = encode(tokenizer, before + text)
     if whole[: len(tokens)] == tokens:
@@ -46,8 +44,7 @@ def extend(tokenizer: Tokenizer, before: str, tokens: Sequence[int], text: str) 
     for following in _renderings(tokenizer, text):
         if decode(tokenizer, tokens + following) == wanted:
             return tokens + following, len(tokens)
-    same = next((i for i, (a, b) in enumerate(zip(tokens, whole, strict=False)) if a != b), len(whole))
-    return whole, same
+    return whole, shared_length(tokens, whole)
 
 
 def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:

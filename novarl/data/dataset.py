@@ -61,13 +61,10 @@ def load_rl(
 ) -> tuple[list[Prompt], RowCounts]:
     """The prompts of a dataset, in order. `source` is a path or Hub id as for `sources.read`, or rows.
 
-    The chat template receives `template_kwargs`; the row's columns `chat_template_kwargs` and `tools` take precedence.
-    A prompt of more than `max_length` tokens is refused, or cut at its beginning with `on_long="truncate"`. `unused`
-    collects the keys of used rows that nothing reads. `report` is called for every refused row once the dataset is
-    accepted.
-
-    Raises NovaError if the source cannot be read, its format is not recognised, no row is left, or the fraction of
-    refused rows exceeds `max_bad_rows`.
+    The chat template receives `template_kwargs`, which the row's columns `chat_template_kwargs` and `tools` override. A
+    prompt of more than `max_length` tokens is refused, or cut at its beginning with `on_long="truncate"`. `unused`
+    collects keys that nothing reads; `report` is told each refused row. NovaError: the source cannot be read, its
+    format is unknown, or no row or more than `max_bad_rows` (a fraction) of them cannot be used.
     """
 
     def build(row: RawRow) -> tuple[list[Prompt], bool]:
@@ -99,8 +96,7 @@ def load_rl(
         )
         return [prompt], long
 
-    check_limits(max_length, max_bad_rows)
-    rows, where = open_rows(source, split)
+    rows, where = open_rows(source, split, max_length=max_length, max_bad_rows=max_bad_rows)
     columns = detect(rows, "rl", keys=Columns(messages_key, prompt_key, None, answer_key), where=where)
     return load_rows(rows, build, max_bad_rows=max_bad_rows, report=report, where=where)
 
@@ -123,13 +119,10 @@ def load_sft(
     template_kwargs: Mapping[str, Any] | None = None,
     unused: Unused | None = None,
 ) -> tuple[list[Sequence], RowCounts]:
-    """The training sequences, in the order of the data. A row gives several if the chat template rewrites its earlier
-    turns; the number per used row is appended to `sizes`.
-
-    A `text` column is trained on in full, without chat template (language modelling). A row of more than `max_length`
-    tokens is truncated at the end (and refused if nothing to train on remains), or refused with `on_long="refuse"`.
-    Everything else is as in `load_rl`.
-    """
+    """The training sequences, in order. A row gives several if the chat template rewrites its earlier turns; `sizes`
+    collects their number per used row. A `text` column is trained on in full, without chat template (language
+    modelling). A row of more than `max_length` tokens is cut at its end (and refused if nothing to train on remains),
+    or refused with `on_long="refuse"`. Everything else is as in `load_rl`."""
 
     def build(row: RawRow) -> tuple[list[Sequence], bool]:
         example = sft_example(row, columns)
@@ -156,8 +149,7 @@ def load_sft(
             raise Refused(part, f"no tokens to train on within max_length={max_length}")
         return kept, longest > max_length
 
-    check_limits(max_length, max_bad_rows)
-    rows, where = open_rows(source, split)
+    rows, where = open_rows(source, split, max_length=max_length, max_bad_rows=max_bad_rows)
     columns = detect(rows, "sft", keys=Columns(messages_key, prompt_key, completion_key, text=text_key), where=where)
     return load_rows(rows, build, max_bad_rows=max_bad_rows, report=report, where=where, sizes=sizes)
 
@@ -184,16 +176,12 @@ def named(field: str) -> Iterator[None]:
         raise refused if refused.field else Refused(field, refused.reason) from refused
 
 
-def check_limits(max_length: int, max_bad_rows: float) -> None:
-    """Raise NovaError if a limit is out of range."""
+def open_rows(source: Source, split: str | None, *, max_length: int, max_bad_rows: float) -> tuple[list[RawRow], str]:
+    """The rows of a source, and its name for error messages. NovaError if a limit is out of range."""
     if max_length < 1:
         raise NovaError(f"must be at least 1, not {max_length}", where="max_length", fix="leave room for the prompt")
     if not 0.0 <= max_bad_rows <= 1.0:
         raise NovaError(f"must be a fraction from 0 to 1, not {max_bad_rows}", where="max_bad_rows", fix="0.01 is 1 %")
-
-
-def open_rows(source: Source, split: str | None) -> tuple[list[RawRow], str]:
-    """The rows of a source, and its name for error messages."""
     if isinstance(source, str | Path):
         return list(read(source, split)), str(source)
     rows = list(source)
@@ -209,8 +197,7 @@ def load_rows(
     where: str,
     sizes: list[int] | None = None,
 ) -> tuple[list[Item], RowCounts]:
-    """Build the items of every row and check the fraction of refused rows. `build` returns a row's items and whether it
-    was truncated; the number of items per row is appended to `sizes`."""
+    """Build the items of every row, with `build(row) -> (items, was it truncated)`; `sizes` collects their numbers."""
     items: list[Item] = []
     bad: list[BadRow] = []
     read_rows = truncated = 0

@@ -41,6 +41,7 @@ _SHAREGPT = {
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 Purpose = Literal["sft", "rl"]
 _SAMPLED = 100
+_NOT_JSON = "is a string but not valid JSON"
 _NOT_FOR_ROWS = frozenset(
     ("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "tokenize", "return_dict")
 )
@@ -55,6 +56,10 @@ class Columns:
     completion: str | None = None
     answer: str | None = None
     text: str | None = None
+    chosen: str | None = None
+    rejected: str | None = None
+    label: str | None = None
+    margin: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,40 +94,39 @@ class Refused(NovaError):
 
 
 def detect(rows: Sequence[RawRow], purpose: Purpose, *, keys: Columns, where: str) -> Columns:
-    """The columns to read, from the user's `keys` and the first rows.
-
-    A column is present if at least half of the first readable rows have a value in it. Raises NovaError if no format or
-    more than one fits, the keys contradict each other, or a key names a column that no row has.
-    """
+    """The columns to read, from the user's `keys` and the columns that at least half of the first readable rows fill.
+    NovaError: no format or several fit, the keys contradict each other, or no row has a named column."""
     if keys.messages is not None and (keys.prompt is not None or keys.completion is not None):
         fix = "keep messages_key, or prompt_key (and completion_key)"
         raise NovaError("messages_key and prompt_key cannot both be set", where=where, fix=fix)
     if keys.text is not None and (keys.messages or keys.prompt or keys.completion):
         what = "text_key is for texts without a prompt and cannot be combined with keys for a conversation"
         raise NovaError(what, where=where, fix="set either text_key or the others")
-    present, names = columns_seen(rows, asdict(keys), where=where)
+    present, names = columns_seen(rows, keys, where=where)
     if purpose == "rl":
         present = prompts_only(present, rows)
     found = _sft_columns(present, keys) if purpose == "sft" else _rl_columns(present, keys)
+    keys_to_set = "messages_key, or prompt_key and completion_key, or text_key"
+    fix = f"set {keys_to_set if purpose == 'sft' else 'messages_key or prompt_key, and answer_key for answers'}"
+    return only_format(found, names, where=where, fix=(advice(present, purpose) if not found else None) or fix)
+
+
+def only_format(found: Sequence[Columns], names: str, *, where: str, fix: str) -> Columns:
+    """The format of the rows. Raises NovaError if there is none or more than one."""
     if len(found) != 1:
-        keys_to_set = "messages_key, or prompt_key and completion_key, or text_key"
-        fix = f"set {keys_to_set if purpose == 'sft' else 'messages_key or prompt_key, and answer_key for answers'}"
-        fix = (advice(present, purpose) if not found else None) or fix
         what = "no known format" if not found else "more than one format"
         raise NovaError(f"{what} matches the columns: {names}", where=where, fix=fix)
     return found[0]
 
 
-def columns_seen(rows: Sequence[RawRow], keys: Mapping[str, str | None], *, where: str) -> tuple[list[str], str]:
-    """The columns that at least half of the first readable rows fill, and all their column names for error messages.
-
-    `keys` maps parts to the user's column names. Raises NovaError if no row can be read or a column is missing.
-    """
+def columns_seen(rows: Sequence[RawRow], keys: Columns, *, where: str) -> tuple[list[str], str]:
+    """The columns that at least half of the first rows fill, and all names for error messages. NovaError: no row can be
+    read, or one of `keys` names no column."""
     good = [row.value for row in rows if row.value is not None]
     if not good:
         first = next((f": {row.where}: {row.error}" for row in rows), "")
         raise NovaError(f"no row could be read{first}", where=where, fix="check that this is the right file")
-    for part, name in keys.items():
+    for part, name in asdict(keys).items():
         if name is not None and not any(name in row or at_path(row, name) is not None for row in good):
             columns = sorted({column for row in good for column in row})
             near = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
@@ -200,14 +204,10 @@ def advice(present: Sequence[str], purpose: Literal["sft", "rl", "pairs"]) -> st
 
 
 def sft_example(row: RawRow, columns: Columns) -> Example:
-    """A conversation to train on: every assistant turn of `messages` or `completion`, or all of a `text`, which is one
-    turn without a prompt."""
+    """A conversation to train on: the assistant turns of `messages` or `completion`, or a `text` as one turn."""
     value = row_value(row)
     if columns.text is not None:
-        text = cell(value, columns.text)
-        if not isinstance(text, str):
-            raise Refused(columns.text, f"must be a string, not {json_kind(text)}")
-        return Example(row.where, turns_of(value, columns.text, "assistant"), 0)
+        return Example(row.where, text_turn(value, columns.text), 0)
     if columns.messages is not None:
         messages, context = with_system(value, messages_of(cell(value, columns.messages), columns.messages)), 0
         name = columns.messages
@@ -226,10 +226,8 @@ def sft_example(row: RawRow, columns: Columns) -> Example:
 
 
 def rl_example(row: RawRow, columns: Columns) -> Example:
-    """A prompt, its reference answer, and the other columns for rewards that take them by name.
-
-    An answer column with another name is also kept among the others, because TRL reward functions read it by that name.
-    """
+    """A prompt, its reference answer, and the other columns, which rewards take by name; so an answer column with
+    another name than `answer` stays among them."""
     value = row_value(row)
     name = columns.messages or columns.prompt
     assert name is not None
@@ -245,25 +243,29 @@ def rl_example(row: RawRow, columns: Columns) -> Example:
     return Example(row.where, messages, len(messages), answer, extra)
 
 
+def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """The number of items at the start that two sequences have in common."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def is_trained(message: Message) -> bool:
     """Whether an assistant turn is trained on; `weight: 0` or `train: false` excludes it."""
     return message.get("weight", 1) != 0 and message.get("train", 1) != 0
 
 
 def template_kwargs_of(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's keyword arguments for the chat template: the columns `chat_template_kwargs` and `tools`, or JSON of
-    them."""
-    given = _from_json(value, "chat_template_kwargs", {})
+    """A row's arguments for the chat template: the columns `chat_template_kwargs` and `tools`, or JSON of them."""
+    given = _column(value, "chat_template_kwargs", {})
     if not isinstance(given, Mapping):
         raise Refused("chat_template_kwargs", f"must be an object, not {json_kind(given)}")
     if taken := [name for name in given if name in _NOT_FOR_ROWS]:
         raise Refused(f"chat_template_kwargs.{taken[0]}", "cannot be set by a row")
     kwargs = dict(given)
-    tools = _from_json(value, "tools", [])
+    tools = _column(value, "tools", [])
     if not isinstance(tools, list | tuple):
         raise Refused("tools", f"must be a list of tool schemas, not {json_kind(tools)}")
     if tools:
-        schemas = [_from_json({"tools": tool}, "tools", None) for tool in tools]
+        schemas = [_parsed(tool, "tools", _NOT_JSON) for tool in tools]
         for index, schema in enumerate(schemas):
             if not isinstance(schema, Mapping):
                 raise Refused(f"tools[{index}]", f"must be a tool schema (an object), not {json_kind(schema)}")
@@ -271,16 +273,17 @@ def template_kwargs_of(value: Mapping[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-def _from_json(value: Mapping[str, Any], name: str, absent: Any) -> Any:
+def _column(value: Mapping[str, Any], name: str, absent: Any) -> Any:
     item = value.get(name)
-    if item is None:
-        return absent
-    if isinstance(item, str):
-        try:
-            return json.loads(item)
-        except (ValueError, RecursionError) as error:
-            raise Refused(name, "is a string but not valid JSON") from error
-    return item
+    return absent if item is None else _parsed(item, name, _NOT_JSON)
+
+
+def _parsed(item: Any, name: str, otherwise: str) -> Any:
+    """The value of an item that may be written as JSON in a string."""
+    try:
+        return json.loads(item) if isinstance(item, str) else item
+    except (ValueError, RecursionError) as error:
+        raise Refused(name, otherwise) from error
 
 
 def row_value(row: RawRow) -> Mapping[str, Any]:
@@ -341,12 +344,17 @@ def turns_of(value: Mapping[str, Any], name: str, role: str) -> tuple[Message, .
     raise Refused(name, f"must be a string or a list of messages, not {json_kind(item)}")
 
 
+def text_turn(value: Mapping[str, Any], name: str) -> tuple[Message, ...]:
+    """A text without a prompt as one assistant turn."""
+    text = cell(value, name)
+    if not isinstance(text, str):
+        raise Refused(name, f"must be a string, not {json_kind(text)}")
+    return turns_of(value, name, "assistant")
+
+
 def messages_of(value: Any, name: str) -> tuple[Message, ...]:
-    if isinstance(value, str):  # in CSV, a list can only be written as JSON
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise Refused(name, "must be a list of messages, or such a list as JSON, not plain text") from error
+    # In CSV, a list can only be written as JSON.
+    value = _parsed(value, name, "must be a list of messages, or such a list as JSON, not plain text")
     if not isinstance(value, list | tuple):
         raise Refused(name, f"must be a list of messages, not {json_kind(value)}")
     if not value:

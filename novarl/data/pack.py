@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -17,73 +18,32 @@ from torch import Tensor
 
 from novarl.algos.support import Support, support_of
 from novarl.core.seeds import derive
-from novarl.core.types import Batch, Scored, Sequence
+from novarl.core.types import Batch, Prompt, Rollout, Scored, Sequence
 
 
 def pack(scored: Seq[Scored], *, dtype: torch.dtype = torch.float32) -> Batch:
-    """Trajectory r of the batch is `scored[r]`, with its sequences in order. `dtype` is that of the float columns.
-
-    A baseline rollout has a mask that is False everywhere. `reward_names` are in order of appearance; `rewards` is NaN
-    where a rollout lacks a reward that others have. Raises ValueError for a failed rollout (exclude those first).
-    """
+    """Trajectory r of the batch is `scored[r]`, with its sequences in order; `dtype` is that of the float columns. A
+    baseline's mask is False everywhere. `rewards`, whose names are in order of appearance, are NaN where a rollout
+    lacks one. ValueError for a failed rollout."""
     for one in scored:
         if one.reward is None or one.rollout.status == "failed":
             raise ValueError(f"a failed rollout of prompt {one.rollout.prompt.id} cannot be packed")
-    names = tuple(dict.fromkeys(chain.from_iterable(one.rewards for one in scored)))
-    rewards = [[one.rewards.get(name, float("nan")) for name in names] for one in scored]
-    return _batch(
-        [one.rollout.sequences for one in scored],
-        group=[one.rollout.group for one in scored],
-        reward=[one.reward for one in scored if one.reward is not None],
-        rewards=torch.tensor(rewards, dtype=dtype).reshape(len(scored), len(names)),
-        reward_names=names,
-        truncated=[one.rollout.status == "truncated" for one in scored],
-        baseline=[one.rollout.role == "baseline" for one in scored],
-        dtype=dtype,
-    )
-
-
-def pack_sequences(sequences: Seq[Sequence], *, dtype: torch.dtype = torch.float32) -> Batch:
-    """Pack training sequences (SFT): each is its own trajectory and group, with reward 0."""
-    count = len(sequences)
-    return _batch(
-        [(sequence,) for sequence in sequences],
-        group=list(range(count)),
-        reward=[0.0] * count,
-        rewards=torch.zeros(count, 0, dtype=dtype),
-        reward_names=(),
-        truncated=[False] * count,
-        baseline=[False] * count,
-        dtype=dtype,
-    )
-
-
-def _batch(
-    trajectories: Seq[Seq[Sequence]],
-    *,
-    group: list[int],
-    reward: list[float],
-    rewards: Tensor,
-    reward_names: tuple[str, ...],
-    truncated: list[bool],
-    baseline: list[bool],
-    dtype: torch.dtype,
-) -> Batch:
-    owned = [(owner, sequence) for owner, sequences in enumerate(trajectories) for sequence in sequences]
+    owned = [(owner, sequence) for owner, one in enumerate(scored) for sequence in one.rollout.sequences]
     sequences = [sequence for _, sequence in owned]
     for owner, sequence in owned:
         if not sequence.tokens or sequence.mask[0]:
             problem = "its first token, which nothing predicts, is masked" if sequence.tokens else "it is empty"
             raise ValueError(f"a sequence of trajectory {owner} cannot be packed: {problem}")
+    names = tuple(dict.fromkeys(chain.from_iterable(one.rewards for one in scored)))
+    rewards = [[one.rewards.get(name, float("nan")) for name in names] for one in scored]
     lengths = torch.tensor([len(sequence.tokens) for sequence in sequences], dtype=torch.int64)
     cu_seqlens = _cumulative(lengths)
-    total = int(cu_seqlens[-1])
-    flat = torch.arange(total)
+    flat = torch.arange(int(cu_seqlens[-1]))
     position_ids = flat - torch.repeat_interleave(cu_seqlens[:-1], lengths)
-    mask = _column([sequence.mask for sequence in sequences], torch.bool)
     traj = torch.tensor([owner for owner, _ in owned], dtype=torch.int64)
-    is_baseline = torch.tensor(baseline, dtype=torch.bool)
-    mask = mask & ~torch.repeat_interleave(is_baseline[traj], lengths)
+    baseline = torch.tensor([one.rollout.role == "baseline" for one in scored], dtype=torch.bool)
+    mask = _column([sequence.mask for sequence in sequences], torch.bool)
+    mask = mask & ~torch.repeat_interleave(baseline[traj], lengths)
     behavior_logp = _column([sequence.behavior_logp for sequence in sequences], dtype)
     support, cu_support = _supports(sequences)
     return Batch(
@@ -95,15 +55,22 @@ def _batch(
         behavior_logp=torch.where(mask, behavior_logp, torch.zeros((), dtype=dtype)),
         version=_column([sequence.versions for sequence in sequences], torch.int64),
         traj=traj,
-        group=torch.tensor(group, dtype=torch.int64),
-        reward=torch.tensor(reward, dtype=dtype),
-        rewards=rewards,
-        reward_names=reward_names,
-        truncated=torch.tensor(truncated, dtype=torch.bool),
-        baseline=is_baseline,
+        group=torch.tensor([one.rollout.group for one in scored], dtype=torch.int64),
+        reward=torch.tensor([one.reward for one in scored], dtype=dtype),
+        rewards=torch.tensor(rewards, dtype=dtype).reshape(len(scored), len(names)),
+        reward_names=names,
+        truncated=torch.tensor([one.rollout.status == "truncated" for one in scored], dtype=torch.bool),
+        baseline=baseline,
         support=support,
         cu_support=cu_support,
     )
+
+
+def pack_sequences(sequences: Seq[Sequence], *, dtype: torch.dtype = torch.float32) -> Batch:
+    """Pack training sequences (SFT): each is its own trajectory and group, with reward 0."""
+    nothing = Prompt("", (), ())
+    rollouts = [Rollout(nothing, group, 0, (sequence,), (), "") for group, sequence in enumerate(sequences)]
+    return pack([Scored(rollout, {}, 0.0) for rollout in rollouts], dtype=dtype)
 
 
 def _supports(sequences: Seq[Sequence]) -> tuple[Tensor | None, Tensor | None]:
@@ -125,9 +92,8 @@ def _cumulative(lengths: Tensor) -> Tensor:
 
 
 def select(batch: Batch, trajectories: Seq[int]) -> tuple[Batch, Tensor]:
-    """The sub-batch of `trajectories`, in the order given, and `token_index` [n] int64 with
-    `part.tokens == batch.tokens[token_index]`, which slices any per-token tensor of the batch.
-    """
+    """The sub-batch of `trajectories`, in that order, and `token_index` [n] int64, where `part.tokens ==
+    batch.tokens[token_index]`: it slices any per-token tensor of the batch."""
     device = batch.tokens.device
     wanted = torch.tensor(list(trajectories), dtype=torch.int64, device=device)
     # [r, S]: True where sequence s belongs to the r-th selected trajectory.
@@ -140,21 +106,15 @@ def select(batch: Batch, trajectories: Seq[int]) -> tuple[Batch, Tensor]:
     support = cu_support = None
     if batch.support is not None and batch.cu_support is not None:
         support, cu_support = support_of(Support(batch.support, batch.cu_support), token_index)
-    part = Batch(
-        tokens=batch.tokens[token_index],
-        position_ids=batch.position_ids[token_index],
+    of_token = ("tokens", "position_ids", "mask", "behavior_logp", "version")
+    of_trajectory = ("group", "reward", "rewards", "truncated", "baseline")
+    part = replace(
+        batch,
+        **{name: getattr(batch, name)[token_index] for name in of_token},
+        **{name: getattr(batch, name)[wanted] for name in of_trajectory},
         prev=torch.where(prev < 0, prev, prev - shift),
         cu_seqlens=cu_seqlens,
-        mask=batch.mask[token_index],
-        behavior_logp=batch.behavior_logp[token_index],
-        version=batch.version[token_index],
         traj=traj,
-        group=batch.group[wanted],
-        reward=batch.reward[wanted],
-        rewards=batch.rewards[wanted],
-        reward_names=batch.reward_names,
-        truncated=batch.truncated[wanted],
-        baseline=batch.baseline[wanted],
         support=support,
         cu_support=cu_support,
     )
@@ -172,11 +132,9 @@ def padded(values: Tensor, cu_seqlens: Tensor, fill: float) -> Tensor:
 
 
 def partition(lengths: Seq[int], parts: int) -> list[list[int]]:
-    """Split items over `parts` ranks with a small maximum sum (longest first, each to the lightest part).
-
-    At most 4/3 of the optimum (Graham, 1969). Ties go to the lower index; each part is in ascending order and may be
-    empty. Raises ValueError if `parts` is below 1.
-    """
+    """Split items over `parts` ranks with a small maximum sum: longest first, each to the lightest part, which is at
+    most 4/3 of the optimum (Graham, 1969). Ties go to the lower index; parts are ascending and may be empty. ValueError
+    if `parts` is below 1."""
     if parts < 1:
         raise ValueError(f"cannot split over {parts} parts")
     assigned: list[list[int]] = [[] for _ in range(parts)]
@@ -189,11 +147,9 @@ def partition(lengths: Seq[int], parts: int) -> list[list[int]]:
 
 
 def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
-    """Split items into few micro-batches of similar size, of at most `budget` tokens (unless one item exceeds it).
-
-    Each micro-batch is in ascending order. The largest comes first, so that its memory can be reused by the others and
-    a lack of memory shows immediately. Raises ValueError if `budget` is below 1.
-    """
+    """Split items into few micro-batches of similar size, of at most `budget` tokens (unless one item exceeds it), each
+    ascending. The largest comes first, so that its memory is reused and a lack of memory shows at once. ValueError if
+    `budget` is below 1."""
     if budget < 1:
         raise ValueError(f"a micro-batch needs a token budget of at least 1, not {budget}")
     alone = [[index] for index, length in enumerate(lengths) if length > budget]
@@ -210,12 +166,9 @@ def microbatches(lengths: Seq[int], budget: int) -> list[list[int]]:
 
 
 def padded_microbatches(shapes: Seq[tuple[int, int]], budget: int) -> list[list[int]]:
-    """Split items, each (number of rows, longest row), into micro-batches of at most `budget` tokens after padding
-    every row to the longest (unless a single item exceeds it). Items of similar length are grouped: none shares a
-    micro-batch with one of more than twice its length.
-
-    Each micro-batch is in ascending order, and the largest comes first, as in `microbatches`.
-    """
+    """Split items, each (number of rows, longest row), into micro-batches of at most `budget` tokens after padding to
+    the longest row (unless one item exceeds it), largest first, as `microbatches`. Items of similar length are grouped:
+    none shares a micro-batch with one of more than twice its length."""
     if budget < 1:
         raise ValueError(f"a micro-batch needs a token budget of at least 1, not {budget}")
     parts: list[list[int]] = []
@@ -233,11 +186,9 @@ def padded_microbatches(shapes: Seq[tuple[int, int]], budget: int) -> list[list[
 
 
 def minibatches(groups: Seq[int], k: int, seed: int) -> list[list[int]]:
-    """Split trajectories, given by their group ids, randomly into `k` minibatches of similar size, one per update.
-
-    Groups are split only if there are fewer groups than minibatches. There are fewer than `k` minibatches only if there
-    are fewer trajectories. Each is in ascending order. Raises ValueError if k is below 1.
-    """
+    """Split trajectories, given by their group ids, randomly into `k` ascending minibatches of similar size, one per
+    update. Groups are split only if there are fewer of them than minibatches; there are fewer than `k` only with fewer
+    trajectories. ValueError if `k` is below 1."""
     if k < 1:
         raise ValueError(f"cannot split into {k} minibatches")
     if not groups:

@@ -18,20 +18,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Message
 from novarl.data.formats import (
+    Columns,
     Refused,
     advice,
     cell,
     columns_seen,
     messages_of,
+    only_format,
     prompt_turns,
     prompts_only,
     row_value,
+    shared_length,
+    text_turn,
     turns_of,
     with_system,
 )
@@ -45,20 +49,6 @@ LABELS = {
 """Accepted labels; upper or lower case."""
 _SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
-
-
-@dataclass(frozen=True, slots=True)
-class PairColumns:
-    """The columns that hold the parts of a row, as set by the user or detected."""
-
-    chosen: str | None = None
-    rejected: str | None = None
-    prompt: str | None = None
-    messages: str | None = None
-    completion: str | None = None
-    text: str | None = None
-    label: str | None = None
-    margin: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +73,19 @@ class LabelledExample:
     plain: bool
 
 
-def detect_pairs(rows: Sequence[RawRow], *, keys: PairColumns, where: str, labels: bool) -> PairColumns:
+def detect_pairs(rows: Sequence[RawRow], *, keys: Columns, where: str, labels: bool) -> Columns:
     """The columns to read, from the user's `keys` and the first rows; with `labels` also those of labelled rows.
-
-    Raises NovaError if no format or more than one fits, the keys contradict each other, or a named column is missing.
-    """
+    NovaError: no format or several fit, keys contradict each other, or a named column is missing."""
     if keys.messages is not None and keys.prompt is not None:
         raise NovaError("messages_key and prompt_key cannot both be set", where=where, fix="keep one of them")
-    present, names = columns_seen(rows, asdict(keys), where=where)
+    present, names = columns_seen(rows, keys, where=where)
     present = prompts_only(present, rows)
 
     def named(part: str, *usual: str) -> str | None:
         asked: str | None = getattr(keys, part)
         return asked or next((name for name in usual if name in present), None)
 
-    found: list[PairColumns] = []
+    found: list[Columns] = []
     chosen, rejected = named("chosen", "chosen"), named("rejected", "rejected")
     if chosen and rejected:
         found += _prompts(chosen, rejected, keys, present)
@@ -106,38 +94,33 @@ def detect_pairs(rows: Sequence[RawRow], *, keys: PairColumns, where: str, label
         text = named("text", "text")
         prompt, completion = named("prompt", "prompt"), named("completion", "completion", "response")
         if text and keys.prompt is None and keys.completion is None:
-            found.append(PairColumns(text=text, label=label))
+            found.append(Columns(text=text, label=label))
         if prompt and completion and keys.text is None:
-            found.append(PairColumns(prompt=prompt, completion=completion, label=label))
+            found.append(Columns(prompt=prompt, completion=completion, label=label))
         if keys.label is not None:
             found = [columns for columns in found if columns.label]
-    if len(found) == 1:
-        return found[0]
-    what = "no known format" if not found else "more than one format"
     fix = "set chosen_key and rejected_key, and prompt_key or messages_key if the prompt is a separate column"
     more = "; or label_key and text_key, or prompt_key and completion_key" if labels else ""
     hint = "" if labels or not label else "; rows with a label need loss kto, bce, implicit_ce or implicit_kto"
     known = advice(present, "pairs") if not found else None
-    raise NovaError(f"{what} matches the columns: {names}", where=where, fix=known or fix + more + hint)
+    return only_format(found, names, where=where, fix=known or fix + more + hint)
 
 
-def _prompts(chosen: str, rejected: str, keys: PairColumns, present: Sequence[str]) -> list[PairColumns]:
+def _prompts(chosen: str, rejected: str, keys: Columns, present: Sequence[str]) -> list[Columns]:
     """Candidates for a pair of columns: one per possible prompt column, or one without."""
-    margin = "margin" if "margin" in present else None
+    sides = Columns(chosen=chosen, rejected=rejected, margin="margin" if "margin" in present else None)
     if keys.prompt is not None or keys.messages is not None:
-        return [PairColumns(chosen, rejected, keys.prompt, keys.messages, margin=margin)]
-    apart = [PairColumns(chosen, rejected, prompt="prompt", margin=margin)] if "prompt" in present else []
-    if "messages" in present:
-        apart.append(PairColumns(chosen, rejected, messages="messages", margin=margin))
+        return [replace(sides, prompt=keys.prompt, messages=keys.messages)]
+    apart = [replace(sides, **{name: name}) for name in ("prompt", "messages") if name in present]
     if not apart and "conversations" in present:
-        apart = [PairColumns(chosen, rejected, messages="conversations", margin=margin)]
+        apart = [replace(sides, messages="conversations")]
     for name in ("instruction", "question"):
         if not apart and name in present:
-            apart = [PairColumns(chosen, rejected, prompt=name, margin=margin)]
-    return apart or [PairColumns(chosen, rejected, margin=margin)]
+            apart = [replace(sides, prompt=name)]
+    return apart or [sides]
 
 
-def pair_example(row: RawRow, columns: PairColumns) -> PairExample:
+def pair_example(row: RawRow, columns: Columns) -> PairExample:
     """The shared prompt and the two answers. Raises Refused if the sides share no prompt, are equal or empty."""
     value = row_value(row)
     assert columns.chosen is not None and columns.rejected is not None
@@ -168,15 +151,12 @@ def pair_example(row: RawRow, columns: PairColumns) -> PairExample:
     return PairExample(row.where, chosen, rejected, context, _margin(value, columns.margin))
 
 
-def labelled_example(row: RawRow, columns: PairColumns) -> LabelledExample:
+def labelled_example(row: RawRow, columns: Columns) -> LabelledExample:
     """A prompt with an answer, or a text, and its label."""
     value = row_value(row)
     assert columns.label is not None
     if columns.text is not None:
-        text = cell(value, columns.text)
-        if not isinstance(text, str):
-            raise Refused(columns.text, f"must be a string, not {json_kind(text)}")
-        messages, context = turns_of(value, columns.text, "assistant"), 0
+        messages, context = text_turn(value, columns.text), 0
     else:
         assert columns.prompt is not None and columns.completion is not None
         prompt = prompt_turns(value, columns.prompt)
@@ -186,7 +166,7 @@ def labelled_example(row: RawRow, columns: PairColumns) -> LabelledExample:
 
 
 def _prompt_apart(
-    value: Mapping[str, Any], names: tuple[str, str], columns: PairColumns
+    value: Mapping[str, Any], names: tuple[str, str], columns: Columns
 ) -> tuple[tuple[Message, ...], tuple[Message, ...], int]:
     """Both sides with the prompt from its own column. A prompt repeated at the beginning of both sides is removed."""
     if columns.messages is not None:
@@ -203,10 +183,9 @@ def _prompt_apart(
 
 def _parting(chosen: Sequence[Message], rejected: Sequence[Message], name: str) -> int:
     """The number of messages that two conversations share before their answers."""
-    shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
-    if shared is None:  # one is a prefix of the other: split at the last answer that both have
-        shorter = min(len(chosen), len(rejected))
-        shared = shorter - 1
+    shared = shared_length(chosen, rejected)
+    if shared == min(len(chosen), len(rejected)):  # one continues the other: split at the last answer that both have
+        shared -= 1
     if shared == 0:
         raise Refused(name, "shares no prompt with the chosen side: the first messages differ")
     return shared
@@ -225,8 +204,7 @@ def _transcript(text: str, name: str) -> tuple[Message, ...]:
 
 def _texts(chosen: str, rejected: str, name: str) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """Split two texts into a prompt and two answers. The prompt is their longest common prefix of whole words."""
-    same = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
-    shared = chosen[:same] if same is not None else min(chosen, rejected, key=len)
+    shared = chosen[: shared_length(chosen, rejected)]
     gap = max((match.start() for match in re.finditer(r"(?<=\S)\s", shared)), default=0)
     if gap == 0:
         raise Refused(name, "shares no prompt with the chosen side: they begin with different words")

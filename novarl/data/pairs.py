@@ -19,15 +19,14 @@ from novarl.data.dataset import (
     RowCounts,
     Source,
     as_sequence,
-    check_limits,
     load_rows,
     named,
     open_rows,
     row_kwargs,
 )
-from novarl.data.formats import Refused, row_value
+from novarl.data.formats import Columns, Refused, row_value
 from novarl.data.pack import pack_sequences
-from novarl.data.pair_formats import LabelledExample, PairColumns, detect_pairs, labelled_example, pair_example
+from novarl.data.pair_formats import LabelledExample, detect_pairs, labelled_example, pair_example
 from novarl.data.render import Rendered, render_sft
 from novarl.data.sources import RawRow
 from novarl.data.unused import Unused
@@ -76,12 +75,10 @@ def pack_labelled(rows: Seq[Labelled], *, dtype: torch.dtype = torch.float32) ->
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How rows are tokenized. Limits and reports are those of `dataset.load_sft`.
-
-    If a side has more than `max_length` tokens, the prompt is cut at its beginning (but keeps half of `max_length`) and
-    then the answer at its end. A text is cut at its end, with `on_long="keep_end"` at its beginning. A row is refused
-    if nothing of an answer is left, if both sides become equal, or with `on_long="refuse"`.
-    """
+    """How rows are tokenized; limits and reports are those of `dataset.load_sft`. Of a side with more than `max_length`
+    tokens the prompt is cut at its beginning (half of `max_length` is kept), then the answer at its end; of a text the
+    end is cut, with `on_long="keep_end"` the beginning. A row is refused if no answer is left, if both sides become
+    equal, or with `on_long="refuse"`."""
 
     tokenizer: Tokenizer
     max_length: int
@@ -89,11 +86,11 @@ class Reading:
     apply_chat_template: bool = True
     max_bad_rows: float = 0.01
     report: Report | None = None
-    keys: PairColumns = field(default_factory=PairColumns)
+    keys: Columns = field(default_factory=Columns)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     unused: Unused | None = None
 
-    def note(self, row: RawRow, columns: PairColumns, messages: Seq[Message]) -> None:
+    def note(self, row: RawRow, columns: Columns, messages: Seq[Message]) -> None:
         """Record a used row in `unused`."""
         if self.unused is None:
             return
@@ -105,8 +102,7 @@ class Reading:
 
 def load_pairs(source: Source, reading: Reading, *, split: str | None = None) -> tuple[list[Pair], RowCounts]:
     """The pairs of a dataset, in order. Only answers are trained on. Raises NovaError as `load_sft` does."""
-    check_limits(reading.max_length, reading.max_bad_rows)
-    rows, where = open_rows(source, split)
+    rows, where = open_rows(source, split, max_length=reading.max_length, max_bad_rows=reading.max_bad_rows)
     columns = detect_pairs(rows, keys=reading.keys, where=where, labels=False)
 
     def build(row: RawRow) -> tuple[list[Pair], bool]:
@@ -119,12 +115,9 @@ def load_pairs(source: Source, reading: Reading, *, split: str | None = None) ->
 def load_labelled(
     source: Source, reading: Reading, *, split: str | None = None
 ) -> tuple[list[tuple[Labelled, ...]], RowCounts]:
-    """The labelled answers or texts of a dataset, grouped by row. The answer, or the whole text, is trained on.
-
-    A pair gives two examples: the chosen side is good, the rejected side bad. Raises NovaError as `load_sft` does.
-    """
-    check_limits(reading.max_length, reading.max_bad_rows)
-    rows, where = open_rows(source, split)
+    """The labelled answers or texts of a dataset, by row; a pair gives a good and a bad one. Raises NovaError as
+    `load_sft` does."""
+    rows, where = open_rows(source, split, max_length=reading.max_length, max_bad_rows=reading.max_bad_rows)
     columns = detect_pairs(rows, keys=reading.keys, where=where, labels=True)
 
     def build(row: RawRow) -> tuple[list[tuple[Labelled, ...]], bool]:
@@ -140,7 +133,7 @@ def load_labelled(
     return load_rows(rows, build, max_bad_rows=reading.max_bad_rows, report=reading.report, where=where)
 
 
-def _pair(row: RawRow, columns: PairColumns, reading: Reading) -> tuple[Pair, bool]:
+def _pair(row: RawRow, columns: Columns, reading: Reading) -> tuple[Pair, bool]:
     example = pair_example(row, columns)
     assert columns.chosen is not None and columns.rejected is not None
     names = columns.chosen, columns.rejected
@@ -156,7 +149,7 @@ def _pair(row: RawRow, columns: PairColumns, reading: Reading) -> tuple[Pair, bo
     return Pair(example.id, chosen, rejected, example.margin), cut
 
 
-def _labelled(row: RawRow, example: LabelledExample, columns: PairColumns, reading: Reading) -> tuple[Sequence, bool]:
+def _labelled(row: RawRow, example: LabelledExample, columns: Columns, reading: Reading) -> tuple[Sequence, bool]:
     if not example.plain:
         name = columns.completion or ""
         (sequence,), cut = _fit([_rendered(row, example.messages, example.context, name, reading)], (name,), reading)
@@ -192,11 +185,8 @@ def _rendered(row: RawRow, messages: Seq[Message], context: int, name: str, read
 
 
 def _fit(sides: Seq[Rendered], names: Seq[str], reading: Reading) -> tuple[list[Sequence], bool]:
-    """Answers to one prompt cut to `max_length`, and whether anything was cut.
-
-    The prompt is cut at its beginning, equally for all sides, but keeps half of `max_length`. Sides that are still too
-    long are then cut at their end.
-    """
+    """Answers to one prompt cut to `max_length`, and whether anything was cut: the prompt at its beginning, equally for
+    all (half of `max_length` is kept), then answers at their end."""
     most = reading.max_length
     longest = max(len(tokens) for tokens, _ in sides)
     if longest <= most:

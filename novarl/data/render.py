@@ -13,7 +13,7 @@ from typing import Any
 
 from novarl.core.types import Message, Tokenizer
 from novarl.data.continuation import decode, encode, extend, text_after
-from novarl.data.formats import Refused, is_trained
+from novarl.data.formats import Refused, is_trained, shared_length
 from novarl.data.template import turn_ends, turn_shape, write
 from novarl.data.thoughts import after_opened_thought
 
@@ -28,13 +28,9 @@ def render_prompt(
     apply_chat_template: bool = True,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
-    """The prompt tokens of the policy, up to the end of the assistant turn's header.
-
-    template_kwargs: keyword arguments of the template, such as `tools` or `enable_thinking`
-
-    Raises NovaError if the tokenizer has no chat template, and Refused if it rejects the messages or the prompt is
-    empty.
-    """
+    """The prompt tokens of the policy, up to the end of the assistant turn's header; `template_kwargs` are arguments of
+    the template, such as `tools`. NovaError: there is no chat template. Refused: it rejects the messages, or nothing is
+    rendered."""
     _, tokens = _prompt(tokenizer, messages, apply_chat_template, template_kwargs)
     if not apply_chat_template:
         tokens = [*_missing_bos(tokenizer, tokens), *tokens]
@@ -52,15 +48,13 @@ def render_sft(
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Rendered]:
     """Tokens and mask of a conversation. The loss covers every assistant turn after the first `context` messages,
-    except turns with `weight: 0` or `train: false`.
-
-    Within a turn, the content and its end token are trained on, not the header or the white space that separates turns.
-    If the template ends a turn in plain text or not at all, the eos token is appended.
+    except turns with `weight: 0` or `train: false`: the content and its end token, not the header or the white space
+    that separates turns. If the template ends a turn in plain text or not at all, the eos token is appended.
 
     The result is usually one sequence. A turn whose prompt does not begin with the sequence so far (the template drops
-    earlier thoughts, or omits an eos that was trained on) starts a new sequence, so that each turn is trained on after
-    exactly the tokens that precede it at inference. Raises Refused if the template rejects the messages, contradicts
-    itself, or leaves nothing to train on.
+    earlier thoughts, or omits an eos that was trained on) starts a new one, so that each turn is trained on after
+    exactly the tokens that precede it at inference. Refused: the template rejects the messages, contradicts itself, or
+    leaves nothing to train on.
     """
     sequences: list[tuple[list[int], list[bool]]] = []
     ends = turn_ends(tokenizer) if apply_chat_template else (tokenizer.eos_token_id,)
@@ -93,11 +87,9 @@ def render_sft(
 def turn_text(
     tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int], *, ended: bool, apply_chat_template: bool = True
 ) -> str:
-    """The content of a turn that was sampled as `tokens` after `prompt`: the inverse of rendering.
-
-    Special tokens are kept. With `ended` the last token, which ended the turn, is removed, and so are the white space
-    and text that the chat template writes around the content.
-    """
+    """The content of a turn that was sampled as `tokens` after `prompt`: the inverse of rendering. Special tokens are
+    kept. With `ended` the last token, which ended the turn, is removed, and what the chat template writes around the
+    content."""
     kept = list(tokens[:-1] if ended else tokens)
     if not apply_chat_template or not tokenizer.chat_template:
         return text_after(tokenizer, prompt, kept)
@@ -174,7 +166,7 @@ def _name(tool: Any) -> str | None:
 
 
 def _contradiction(header: str, whole: str) -> str:
-    same = next((i for i, pair in enumerate(zip(header, whole, strict=False)) if pair[0] != pair[1]), len(whole))
+    same = shared_length(header, whole)
     return (
         "the chat template is inconsistent: the prompt it renders for the assistant "
         f"(... {header[max(0, same - 20) : same + 30]!r}) is not a prefix of the finished turn "

@@ -38,8 +38,7 @@ class Rows(Generic[T]):
         return {"rows": self.summary(), "train_rows": len(self.train)}
 
     def check_same(self, facts: Mapping[str, Any], run_dir: Path) -> None:
-        """Raise NovaError if the number of training rows differs from the checkpoint's, as its position would be
-        wrong."""
+        """Raise NovaError if the checkpoint's number of training rows differs, since its position would be wrong."""
         before, now = facts.get("train_rows", len(self.train)), len(self.train)
         if before != now:
             raise NovaError(
@@ -51,20 +50,17 @@ class Rows(Generic[T]):
     def notes(self, data: str | None, wanted: int, *, reads: Collection[str] | None = ()) -> list[str]:
         """Notes on a run with the rows of `data`: up to `wanted` rows should be held out, and rewards read the columns
         `reads` (None: all)."""
-        return [*(self.unused.notes(reads) if data else ()), *self._held_out_notes(data, wanted)]
-
-    def _held_out_notes(self, data: str | None, wanted: int) -> list[str]:
+        notes = self.unused.notes(reads) if data else []
         if not data or not wanted:
-            return []
+            return notes
         if not self.held_out:
             few = f"fewer than {HELD_OUT_SHARE} rows: no held-out split, so evaluation is skipped"
-            return [f"{few} (eval.data=FILE evaluates on other rows)"]
+            return [*notes, f"{few} (eval.data=FILE evaluates on other rows)"]
         learnt = set(map(_content, self.train))
-        known = sum(_content(item) in learnt for item in self.held_out)
-        if not known:
-            return []
-        many = f"{known:,} of {len(self.held_out):,} held-out {'row is' if len(self.held_out) == 1 else 'rows are'}"
-        return [f"{many} also in the training data: the score is contaminated"]
+        if known := sum(_content(item) in learnt for item in self.held_out):
+            many = f"{known:,} of {len(self.held_out):,} held-out {'row is' if len(self.held_out) == 1 else 'rows are'}"
+            notes.append(f"{many} also in the training data: the score is contaminated")
+        return notes
 
     def report(self, bus: Bus) -> None:
         """Emit an event for each row that could not be used."""
@@ -83,10 +79,8 @@ def _content(item: object) -> tuple[int, ...]:
 
 
 def set_aside(items: list[T], most: int, sizes: Sequence[int] | None = None) -> tuple[list[T], list[T]]:
-    """(train, held out): every k-th row is held out, at most `most` and a tenth of all, independent of the seed.
-
-    `sizes`: the number of consecutive items per row (default 1), which stay in the same split.
-    """
+    """(train, held out): every k-th row, at most `most` and a tenth of all, whatever the seed. `sizes`: consecutive
+    items per row (default 1), which stay together."""
     sizes = [1] * len(items) if sizes is None else sizes
     count = min(most, len(sizes) // HELD_OUT_SHARE)
     if count == 0:

@@ -8,119 +8,56 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from novarl.core.errors import NovaError
 from novarl.core.types import Prompt, Rollout, Scored, Sequence
 
+Kind = TypeVar("Kind", Scored, Rollout, Prompt, Sequence)
+
 _TUPLE, _ITEMS = "__tuple__", "__items__"
+_OPTIONAL = ("extra", "metrics", "template_kwargs", "support")
+"""Fields that are omitted if they are empty."""
+_PARTS: dict[str, Any] = {"rollout": Rollout, "prompt": Prompt, "sequences": Sequence}
+"""Fields whose values are of these types too."""
 
 
-def scored_to_dict(scored: Scored) -> dict[str, Any]:
-    """`scored` as JSON values. Raises NovaError if its prompt or info holds tensors or other objects."""
-    return {
-        "rollout": rollout_to_dict(scored.rollout),
-        "rewards": _to_json(scored.rewards, "rewards"),
-        "reward": scored.reward,
-        "error": scored.error,
-        "token_rewards": None if scored.token_rewards is None else list(scored.token_rewards),
-        **{name: _to_json(logged, name) for name in ("extra", "metrics") if (logged := getattr(scored, name))},
-    }
-
-
-def scored_from_dict(state: Mapping[str, Any]) -> Scored:
-    """The inverse of `scored_to_dict`."""
-    tokens = state["token_rewards"]
-    return Scored(
-        rollout=rollout_from_dict(state["rollout"]),
-        rewards=_from_json(state["rewards"]),
-        reward=state["reward"],
-        error=state["error"],
-        token_rewards=None if tokens is None else tuple(tokens),
-        extra=_from_json(state.get("extra", {})),
-        metrics=_from_json(state.get("metrics", {})),
-    )
-
-
-def rollout_to_dict(rollout: Rollout) -> dict[str, Any]:
-    """`rollout` as JSON values."""
-    return {
-        "prompt": prompt_to_dict(rollout.prompt),
-        "group": rollout.group,
-        "index": rollout.index,
-        "sequences": [_sequence_to_dict(sequence) for sequence in rollout.sequences],
-        "messages": [_to_json(message, "messages") for message in rollout.messages],
-        "text": rollout.text,
-        "status": rollout.status,
-        "finish_reason": rollout.finish_reason,
-        "role": rollout.role,
-        "info": _to_json(rollout.info, "info"),
-    }
-
-
-def rollout_from_dict(state: Mapping[str, Any]) -> Rollout:
-    """The inverse of `rollout_to_dict`."""
-    return Rollout(
-        prompt=prompt_from_dict(state["prompt"]),
-        group=state["group"],
-        index=state["index"],
-        sequences=tuple(_sequence_from_dict(sequence) for sequence in state["sequences"]),
-        messages=tuple(_from_json(message) for message in state["messages"]),
-        text=state["text"],
-        status=state["status"],
-        finish_reason=state["finish_reason"],
-        role=state["role"],
-        info=_from_json(state["info"]),
-    )
-
-
-def prompt_to_dict(prompt: Prompt) -> dict[str, Any]:
-    """`prompt` as JSON values."""
-    return {
-        "id": prompt.id,
-        "tokens": list(prompt.tokens),
-        "messages": [_to_json(message, "messages") for message in prompt.messages],
-        "answer": _to_json(prompt.answer, "answer"),
-        "extra": _to_json(prompt.extra, "extra"),
-        **({"template_kwargs": _to_json(prompt.template_kwargs, "template_kwargs")} if prompt.template_kwargs else {}),
-    }
-
-
-def prompt_from_dict(state: Mapping[str, Any]) -> Prompt:
-    """The inverse of `prompt_to_dict`."""
-    return Prompt(
-        id=state["id"],
-        tokens=tuple(state["tokens"]),
-        messages=tuple(_from_json(message) for message in state["messages"]),
-        answer=_from_json(state["answer"]),
-        extra=_from_json(state["extra"]),
-        template_kwargs=_from_json(state.get("template_kwargs", {})),
-    )
-
-
-def _sequence_to_dict(sequence: Sequence) -> dict[str, Any]:
-    state: dict[str, Any] = {
-        "tokens": list(sequence.tokens),
-        "mask": list(sequence.mask),
-        "behavior_logp": list(sequence.behavior_logp),
-        "kept_logmass": list(sequence.kept_logmass),
-        "versions": list(sequence.versions),
-    }
-    if sequence.support is not None:
-        state["support"] = [b64encode(words).decode() for words in sequence.support]
+def to_dict(value: Scored | Rollout | Prompt | Sequence) -> dict[str, Any]:
+    """The fields as JSON values. Raises NovaError if a prompt or info holds tensors or other objects."""
+    state: dict[str, Any] = {}
+    for name, item, is_tuple in ((one.name, getattr(value, one.name), _is_tuple(one.type)) for one in fields(value)):
+        if not item and name in _OPTIONAL:
+            continue
+        if name == "support":
+            state[name] = [b64encode(words).decode() for words in item]
+        elif name in _PARTS:
+            state[name] = [to_dict(part) for part in item] if is_tuple else to_dict(item)
+        elif name == "messages":
+            state[name] = [_to_json(message, name) for message in item]
+        else:
+            state[name] = list(item) if is_tuple and item is not None else _to_json(item, name)
     return state
 
 
-def _sequence_from_dict(state: Mapping[str, Any]) -> Sequence:
-    support = state.get("support")
-    return Sequence(
-        tokens=tuple(state["tokens"]),
-        mask=tuple(state["mask"]),
-        behavior_logp=tuple(state["behavior_logp"]),
-        kept_logmass=tuple(state["kept_logmass"]),
-        versions=tuple(state["versions"]),
-        support=None if support is None else tuple(b64decode(words) for words in support),
-    )
+def from_dict(kind: type[Kind], state: Mapping[str, Any]) -> Kind:
+    """The inverse of `to_dict`; fields that are missing have their defaults."""
+    found: dict[str, Any] = {}
+    for name, is_tuple in ((one.name, _is_tuple(one.type)) for one in fields(kind) if one.name in state):
+        item, part = state[name], _PARTS.get(name)
+        if name == "support":
+            found[name] = tuple(b64decode(words) for words in item)
+        elif part is not None:
+            found[name] = tuple(from_dict(part, one) for one in item) if is_tuple else from_dict(part, item)
+        elif name == "messages":
+            found[name] = tuple(_from_json(message) for message in item)
+        else:
+            found[name] = tuple(item) if is_tuple and item is not None else _from_json(item)
+    return kind(**found)
+
+
+def _is_tuple(annotation: Any) -> bool:
+    return str(annotation).startswith("tuple[")
 
 
 def _to_json(value: Any, where: str) -> Any:

@@ -26,12 +26,9 @@ _HUB_ID = re.compile(r"(?P<id>[\w.-]{1,96}(/[\w.-]{1,96})?)(:(?P<config>[\w.-]+)
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row of a source: its `value`, or the `error` if it could not be read.
-
-    `where` names the row in messages and, as the id of its prompt, its random stream: "rows.jsonl:12" (a line),
-    "rows.json:31[7]" (line 31, element 7), "rows.parquet:12" (the 12th row). It contains no directory, so moving the
-    file does not change the run.
-    """
+    """One row of a source: its `value`, or the `error` if it could not be read. `where` names it in messages and, as
+    the id of its prompt, its random stream: "rows.jsonl:12" (a line), "rows.json:31[7]" (line 31, element 7),
+    "rows.parquet:12" (the 12th row). It has no directory, so that a file may be moved."""
 
     index: int
     where: str
@@ -40,13 +37,10 @@ class RawRow:
 
 
 def read(path: str | Path, split: str | None = None) -> Iterator[RawRow]:
-    """The rows of a file, a directory or a Hub dataset, in order.
-
-    `path` is a file with one of `SUFFIXES`; a directory written by `save_to_disk` or holding data files; or a Hub id,
-    `owner/name` or `owner/name:config`. Directories and Hub ids take a split: `path@split`, or RL2's `split@path`; the
-    default is "train". Raises NovaError if the source does not exist, is empty, damaged or of an unknown type, or if
-    the Hub cannot be reached.
-    """
+    """The rows of a file, a directory or a Hub dataset, in order. `path` is a file with one of `SUFFIXES`; a directory
+    written by `save_to_disk` or holding data files; or a Hub id, `owner/name` or `owner/name:config`. Directories and
+    Hub ids take a split (default "train"): `path@split`, or RL2's `split@path`. NovaError: the source is missing,
+    empty, damaged, of an unknown type, or cannot be reached."""
     name, split = _name_and_split(str(path), split)
     file = _existing(name)
     if file is None:
@@ -64,10 +58,7 @@ def read(path: str | Path, split: str | None = None) -> Iterator[RawRow]:
 
 
 def from_python(rows: Iterable[Any], name: str) -> list[RawRow]:
-    """Rows in memory: mappings, or strings as prompts. Their locations are `name[0]`, `name[1]`, ...
-
-    Raises NovaError if there are none.
-    """
+    """Rows in memory: mappings, or strings as prompts, at `name[0]`, `name[1]`, ... NovaError if there are none."""
     if isinstance(rows, Mapping):
         what, fix = "a dataset with several splits", "select one: dataset['train']"
         raise NovaError(f"is {what}: {', '.join(map(str, rows))}", where=name, fix=fix)
@@ -103,7 +94,7 @@ def _existing(name: str) -> Path | None:
 def _folder_rows(directory: Path, split: str | None) -> Iterator[Place]:
     """The rows of a saved dataset, or of plain data files in the order of their names. Anything else, such as files or
     folders named after splits, is loaded with `datasets`."""
-    if _is_saved(directory):
+    if any((directory / name).exists() for name in ("dataset_dict.json", "state.json")):
         return saved_rows(directory, split)
     entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
     files = [entry for entry in entries if entry.is_file() and entry.name.lower().endswith(SUFFIXES)]
@@ -111,10 +102,6 @@ def _folder_rows(directory: Path, split: str | None) -> Iterator[Place]:
     if files and plain and split in (None, "train"):
         return chain.from_iterable(map(_file_rows, files))
     return from_hub(str(directory), None, split or "train")
-
-
-def _is_saved(directory: Path) -> bool:
-    return (directory / "dataset_dict.json").exists() or (directory / "state.json").exists()
 
 
 def _nearest_file(name: str) -> str:

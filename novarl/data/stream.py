@@ -36,13 +36,9 @@ class Stream:
 
     def take(self, k: int) -> list[tuple[int, int]]:
         """The next `k` rows as (epoch, index), continuing into the next epochs as needed."""
-        taken = [self._at(position) for position in range(self.position, self.position + k)]
+        places = [divmod(position, self.length) for position in range(self.position, self.position + k)]
         self.position += k
-        return taken
-
-    def _at(self, position: int) -> tuple[int, int]:
-        epoch, offset = divmod(position, self.length)
-        return epoch, _order(self.length, self.seed, epoch)[offset]
+        return [(epoch, _order(self.length, self.seed, epoch)[offset]) for epoch, offset in places]
 
     def state_dict(self) -> dict[str, Any]:
         return {"length": self.length, "seed": self.seed, "position": self.position}

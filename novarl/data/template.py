@@ -25,11 +25,9 @@ _BRACKETED = re.compile(r"[<\[].+[>\]]")
 
 @dataclass(frozen=True, slots=True)
 class TurnShape:
-    """What a chat template writes around the content of the last assistant turn.
-
-    `opening` is the white space between the header and the content, `written` everything after the content, and
-    `closing` the part of it that the policy generates, up to the token `end` (None: the turn ends in text).
-    """
+    """What a chat template writes around the content of the last assistant turn: `opening` is white space before it,
+    `written` everything after it, and `closing` the part that the policy generates, up to the token `end` (None: the
+    turn ends in text)."""
 
     opening: str = ""
     written: str = ""
@@ -44,11 +42,8 @@ def write(
     generation: bool,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    """The rendered conversation, with `generation` up to the next assistant turn.
-
-    Raises NovaError if the tokenizer has no chat template or the template exceeds its limits (`core.renderer`), and
-    Refused if the template rejects the messages.
-    """
+    """The rendered conversation, with `generation` up to the next assistant turn. NovaError: there is no template, or
+    it exceeds a limit (`processes.renderer`). Refused: it rejects the messages."""
     if not tokenizer.chat_template:
         raise NovaError("the tokenizer has no chat template", where="model", fix="set apply_chat_template=false")
     try:

@@ -87,10 +87,8 @@ def json_kind(value: Any) -> str:
 
 
 def json_rows(file: Path) -> Iterator[Place]:
-    """An array of objects, an object with a single list of them, or JSON Lines under the wrong name.
-
-    Raises NovaError if the file is not valid JSON or holds no such list.
-    """
+    """An array of objects, an object with one list of them, or JSON Lines under the wrong name. NovaError for
+    others."""
     try:
         text = b"".join(_lines(file)).decode()
         whole = json.loads(text)
@@ -150,13 +148,8 @@ def _elements(text: str, position: int) -> Iterator[tuple[int, Any, str]]:
 
 
 def csv_rows(file: Path) -> Iterator[Place]:
-    """Rows after a header line, whose names are stripped of blanks; an empty cell is null.
-
-    Raises NovaError if the header is invalid.
-
-    After a row that cannot be parsed, reading continues at its second line. Otherwise a stray quote would silently
-    swallow all rows up to the next quote.
-    """
+    """Rows after a header of unique names; an empty cell is null. NovaError for an invalid header. After a bad row,
+    reading continues at its second line: a stray quote would swallow all rows up to the next one."""
     csv.field_size_limit(2**31 - 1)
     # Undecodable bytes become lone surrogates, so that a bad byte affects one row and not the file.
     lines = [line.decode(errors="surrogateescape") for line in _lines(file)]

@@ -18,10 +18,8 @@ _FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 def after_opened_thought(header: str, whole: str, message: Message) -> str | None:
-    """The text after `header` in the turn of `message`, where `whole` is the rendered turn.
-
-    None if the header does not end with a thinking block that the finished turn lacks.
-    """
+    """The text after `header` in the rendered turn `whole` of `message`; None if the header opens no thinking block
+    that the turn lacks."""
     opened = _OPENED.search(header)
     before = header[: opened.start()].rstrip() if opened else ""
     if opened is None or not whole.startswith(before):

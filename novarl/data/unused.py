@@ -23,9 +23,8 @@ _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 @dataclass(slots=True)
 class Unused:
-    """Collects the columns and message keys of a run's rows that neither the loader nor the chat template uses. A
-    template uses a keyword argument if its source contains the name, and a message key if removing it changes the
-    rendering of one of the first `_TRIED` rows with that key."""
+    """Collects the columns and message keys of a run's rows that nothing reads. A chat template reads an argument if
+    its source contains the name, and a message key if removing it changes one of the first `_TRIED` rows with it."""
 
     columns: set[str] = field(default_factory=set)
     keys: set[str] = field(default_factory=set)

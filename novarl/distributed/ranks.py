@@ -33,11 +33,8 @@ def _together() -> Iterator[None]:
 
 
 class Ranks:
-    """The process group, with collectives that are free with one process.
-
-    Under `torchrun` the group is initialised from the environment (gloo on CPU, NCCL on CUDA); otherwise it is one
-    process.
-    """
+    """The process group, with collectives that are free with one process. Under `torchrun` it is initialised from the
+    environment (gloo on CPU, NCCL on CUDA)."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size

@@ -1,10 +1,8 @@
 """Models whose weights are spread over the ranks, by PyTorch's FSDP2. All functions take plain models and tensors too.
 
-Each rank holds a part of every weight; a block's whole weights exist while it computes. That makes every forward and
-backward pass a collective, so all ranks must run the same ones in the same order, and a pass that fails on one rank
-must be given up on all: `Sharding.passes` and `Sharding.padded` see to it. Gradients arrive summed over the ranks.
-
-Sampling, saving and copying a model need all of its weights at once: `gather` brings them together.
+Each rank holds a part of every weight. That makes every forward and backward pass a collective: all ranks must run the
+same ones in the same order, and a pass that fails on one rank must be given up on all (`Sharding.passes`,
+`Sharding.padded`). Gradients arrive summed over the ranks. Sampling, saving and copying use `gather`.
 """
 
 from __future__ import annotations
@@ -54,10 +52,7 @@ class Sharding:
     @contextmanager
     def passes(self) -> Iterator[None]:
         """For forward and backward passes. The weights outside of blocks are whole in it, for who reads the head's.
-
-        Where memory runs out on a rank, all ranks leave it: that rank with its error, the others with FailedElsewhere.
-        The gradients are then lost.
-        """
+        Where memory runs out on a rank, all ranks leave it, the others with FailedElsewhere, and gradients are lost."""
         try:
             self.root.unshard()
             yield
@@ -97,11 +92,8 @@ class _Collective:
 
 
 def shard(model: nn.Module, blocks: Sequence[nn.Module], ranks: Ranks) -> None:
-    """Spread the weights of `model` over all ranks, in place: those of each block together, and then all others.
-
-    To be called before the optimiser is made. A whole copy stays in memory, for sampling (`gather`).
-    NovaError: there is one rank, or this PyTorch cannot recover from a failed pass.
-    """
+    """Spread the weights of `model` over all ranks, in place, before the optimiser is made. A whole copy stays in
+    memory (`gather`). NovaError: there is one rank, or this PyTorch cannot recover from a failed pass."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -133,10 +125,8 @@ def sharding_of(model: nn.Module) -> Sharding | None:
 
 @torch.no_grad()
 def gather(model: nn.Module) -> nn.Module:
-    """The model with all of its weights: itself, or the whole copy of a sharded one, brought up to date.
-
-    All ranks must call it after an update; until the next update it is free, and one rank may call it alone.
-    """
+    """The model with all of its weights: itself, or the whole copy of a sharded one, brought up to date. All ranks must
+    call it after an update; until the next one it is free, and one rank may call it alone."""
     sharding = sharding_of(model)
     if sharding is None:
         return model

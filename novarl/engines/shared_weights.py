@@ -25,11 +25,10 @@ Entry = tuple[str, tuple[int, ...], torch.dtype, int]
 
 @dataclass(slots=True)
 class SharedWeights:
-    """A memory-mapped block with a place for each parameter of a model.
+    """A memory-mapped block with a place for each parameter of a model; callers must synchronise reads and writes.
 
     `layout` holds (name, shape, dtype, first byte). On Linux the file has no name, so nothing is left behind however
-    the processes end: `path` is that of the writer's open file. Once the other process has opened it, the writer may
-    `forget` it. Callers must synchronise reads and writes.
+    the processes end: `path` is that of the writer's open file.
     """
 
     path: str

@@ -18,7 +18,6 @@ from novarl.core.types import (
     Completion,
     Engine,
     Env,
-    EnvStep,
     Message,
     Prompt,
     Role,
@@ -101,12 +100,6 @@ class Episode:
             self.stretches.append(stretch)
         stretch.read(tokens[known:])
 
-    def take(self, step: EnvStep) -> None:
-        """Note what the environment said of the last turn."""
-        if step.reward is not None:
-            self.env_reward = (self.env_reward or 0.0) + step.reward
-        self.info |= step.info
-
 
 async def run_episode(
     engine: Engine,
@@ -146,10 +139,7 @@ async def run_episode(
         if tuple(episode.messages) == tuple(prompt.messages):
             return prompt.tokens
         return render_prompt(
-            tokenizer,
-            episode.messages,
-            apply_chat_template=apply_chat_template,
-            template_kwargs=prompt.template_kwargs,
+            tokenizer, episode.messages, apply_chat_template=apply_chat_template, template_kwargs=prompt.template_kwargs
         )
 
     stops = {*(turn_ends(tokenizer) if ends is None else ends), *sampling.stop_tokens}
@@ -210,7 +200,9 @@ async def _converse(
         seen = len(episode.messages)
         # Also the last turn is put before the environment: it may reward it, and only it knows whether it is content.
         step = await _blamed(env.step(tuple(episode.messages)))
-        episode.take(step)
+        if step.reward is not None:
+            episode.env_reward = (episode.env_reward or 0.0) + step.reward
+        episode.info |= step.info
         if completion.finish_reason == "length":
             return "truncated", "length"
         if step.done or not step.messages:

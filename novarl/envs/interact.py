@@ -109,12 +109,8 @@ def load_interact(
     path: str, *, time_limit: float = TIME_LIMIT, memory: int | None = None, needed: bool = True
 ) -> Tools | type[SingleTurn]:
     """A maker of episodes from the file at `path`, its process started. `time_limit`: seconds for one call; `memory`:
-    bytes that the process may have.
-
-    A file without `interact` is one of a single turn, where `interact` is not `needed`.
-
-    Errors: NovaError, with file and line, where the file is missing, does not import, or has no `interact(messages)`.
-    """
+    bytes that the process may have; not `needed`: a file without `interact` has a single turn. NovaError, with file and
+    line: the file is missing, does not import, or has no `interact(messages)`."""
     process = UserProcess(Path(path), time_limit=time_limit, memory=memory)
     if not needed and "interact" not in process.functions:
         process.close()

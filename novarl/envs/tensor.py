@@ -10,12 +10,10 @@ from torch import Tensor
 
 
 class Directions:
-    """Point the way: each observation x ~ N(0, I) in the plane has one right action, the sector that x lies in.
-
-    The right action of x is floor((angle(x) / 2 pi + 1/2) * actions), one of `actions` equal sectors; it pays 1, any
-    other 0. Observations depend neither on the past nor on the actions, and episodes last `horizon` steps. The best
-    policy earns `optimum` = 1 per step, a blind one 1 / actions.
-    """
+    """Point the way: each observation x ~ N(0, I) in the plane has one right action, floor((angle(x) / 2 pi + 1/2) *
+    actions), the one of `actions` equal sectors that x lies in; it pays 1, any other 0. Observations depend neither on
+    the past nor on the actions, and episodes last `horizon` steps. The best policy earns `optimum` = 1 per step, a
+    blind one 1 / actions."""
 
     optimum = 1.0
 
@@ -49,11 +47,8 @@ class Directions:
 
 
 class PreferenceBandit:
-    """One step: a prompt's features are shown, an action is chosen, the table says what it is worth.
-
-    features [P, F] and rewards [P, A]; prompts are drawn uniformly. `optimum` is the mean over prompts of the best
-    action's reward.
-    """
+    """One step: features [P, F] of a prompt, drawn uniformly, are shown, and an action is chosen that is worth
+    `rewards` [P, A]. `optimum` is the mean over prompts of the best action's reward."""
 
     def __init__(self, features: Tensor, rewards: Tensor, *, texts: tuple[str, ...] = (), seed: int = 0) -> None:
         if len(features) != len(rewards):

@@ -1,10 +1,9 @@
 """Fused gradient accumulation: weight gradients are added directly to `.grad`.
 
 For each use of a weight, autograd allocates a gradient of the weight's size in every backward pass, sums those of one
-pass, and adds the result to `.grad`. For an embedding this is mostly zeros; tied to the head it costs two such tensors
-per micro-batch, 600 MB each for a vocabulary of 151,936 and width 1,024 in float32. Within `fused_accumulation`,
-`look_up` and `logprobs.chunked_scores` add their gradients to `.grad` themselves and return none to autograd, and so do
-other products with weights if one operation can multiply and add (`products.adds_to`).
+pass, and adds the result to `.grad`: for an embedding mostly zeros. Within `fused_accumulation`, `look_up` and
+`logprobs.chunked_scores` add their gradients to `.grad` themselves and return none to autograd, and so do other
+products with weights if one operation can multiply and add (`products.adds_to`).
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ class Total:
 
 
 def total_of(weight: Tensor) -> Total | None:
-    """The accumulator for gradients of this weight, or None if autograd handles them. Sums need at least float32, so
-    16-bit weights use autograd."""
+    """The accumulator for gradients of this weight, or None if autograd handles them, as for 16-bit weights."""
     leaf = type(weight) is Parameter and weight.requires_grad and torch.is_grad_enabled()
     return Total(weight) if leaf and _fused.get() and weight.dtype in (torch.float32, torch.float64) else None
 

@@ -40,8 +40,7 @@ def choose_kernel(
     attn: str, device: torch.device, compute_dtype: torch.dtype, *, head_size: int = COMMON_SIZE
 ) -> Kernel:
     """The kernel for `attn` ("auto" or a kernel's name) on `device`, for heads of that size. "auto" is flash attention
-    if it is available, otherwise PyTorch's scaled dot-product attention. Raises NovaError if flash attention is
-    requested but not available."""
+    if it is available. Raises NovaError if flash attention is requested but not available."""
     missing = None
     if device.type != "cuda" or compute_dtype not in (torch.bfloat16, torch.float16):
         missing = f"requires CUDA and bfloat16, not {device.type} and {str(compute_dtype).removeprefix('torch.')}"
@@ -80,10 +79,8 @@ def _fault_of_flash(device: torch.device, dtype: torch.dtype, head_size: int) ->
 
 
 def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float | None = None) -> Tensor:
-    """Attention under a mask: query [B, H, L, D], key and value [B, Hkv, K, D], mask [B, 1, L, K] -> [B, H, L, D].
-
-    With one query per row (decoding), the H / Hkv heads that share a key head are placed along the query axis, so the
-    cache is read once instead of H / Hkv times.
+    """Attention under a mask: query [B, H, L, D], key and value [B, Hkv, K, D], mask [B, 1, L, K] -> [B, H, L, D]. With
+    one query per row, the H / Hkv heads that share a key head are placed along the query axis: the cache is read once.
     """
     batch, heads, length, size = query.shape
     groups = heads // key.size(1)
@@ -118,9 +115,8 @@ def packed_attention(
     """Causal attention within each of the sequences packed on one axis: [1, H, N, D] with N >= packed.tokens; the rest
     is padding and gets 0. `last`: no layer follows, so outputs that are not read may be arbitrary.
 
-    There is no mask [N, N] and no computation across sequences. The axis is cut with `split`, whose backward is one
-    concatenation (slicing would fill a full-size tensor per slice). On a CPU 16-bit states are converted to float32:
-    PyTorch's 16-bit kernel is no faster there, has a slower backward pass, and caches code for every length.
+    The axis is cut with `split`, whose backward is one concatenation (slicing would fill a full-size tensor per slice).
+    On a CPU 16-bit states are converted to float32: PyTorch's 16-bit kernel is no faster there.
     """
     if query.size(0) != 1 or packed.tokens > query.size(2):
         raise ValueError(f"lengths sum to {packed.tokens}, but the packed axis is {tuple(query.shape)}")
@@ -145,8 +141,7 @@ def packed_attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, eager: bool) -> Tensor:
-    """Causal attention of queries at the end of their keys. Many queries are split, each part over the keys up to its
-    end."""
+    """Causal attention of queries at the end of their keys. Many are split, each part over the keys up to its end."""
     if not eager and is_small(query, key, value):
         return small_attention(query, key, value, scale=scale)
     before = key.size(2) - query.size(2)

@@ -18,8 +18,7 @@ from novarl.kernels.products import FULL, adds_to, is_fast, product, times, weig
 
 
 class Linear(nn.Linear):
-    """A linear layer that does not initialise its weight, as `Decoder` draws all weights. It uses
-    `kernels.products`."""
+    """A linear layer on `kernels.products` that does not initialise its weight, as `Decoder` draws all weights."""
 
     def __init__(self, size_in: int, size_out: int, *, bias: bool = False) -> None:
         super().__init__(size_in, size_out, bias=bias)

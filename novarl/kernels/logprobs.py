@@ -30,13 +30,11 @@ LOGITS = 1 << 26
 """The default number of logits held in memory at once: 256 MiB of float32."""
 
 SLICE = 2080
-"""Columns per oneDNN product: the result stays in the cache until it is copied or added, and its stride is no multiple
-of 4 KiB."""
+"""Columns per oneDNN product: the result stays in the cache, and its stride is no multiple of 4 KiB."""
 
 
 IMPOSSIBLE = -1e30
-"""The logit of a token outside the support: its probability is exactly 0, and products with its logarithm are
-finite."""
+"""The logit of a token outside the support: its probability is exactly 0, and its logarithm is finite."""
 
 
 def logits_logprobs(
@@ -47,9 +45,8 @@ def logits_logprobs(
         logp = z_target - logsumexp(z),   H = -sum_j p_j log p_j,   z = logits / temperature
 
     logits [..., V] (finite), targets [...] int64; returns (logp, entropy), each [...], in the dtype of the logits
-    (float32 for 16-bit ones). With a `support` (logits [N, V]) the sums run over each row's possible tokens only: p is
-    renormalised over them, and 0 elsewhere. Raises ValueError if the temperature is not positive, because greedy
-    decoding has no log-probabilities.
+    (float32 for 16-bit ones). With a `support` (logits [N, V]) the sums run over each row's possible tokens only.
+    Raises ValueError if the temperature is not positive.
     """
     _check_temperature(temperature)
     z = logits.float() if logits.dtype in _HALF else logits
@@ -78,12 +75,7 @@ def chunked_logprobs(
     chunk is kept for the backward pass, which recomputes the logits of all other chunks and replaces them in place by
     the gradient
 
-        dz_j = g (1[j = target] - p_j) - g_H p_j (log p_j + H),      z = logits / temperature,
-
-    and adds its product with the hidden states to the weight's gradient in place (within `fused_accumulation` to
-    `weight.grad`). This takes three matrix products for the last chunk (often the only one), as in the plain version,
-    and four for the others; [N, V] is never stored. Element-wise operations process a few rows at a time, which stay in
-    the cache.
+        dz_j = g (1[j = target] - p_j) - g_H p_j (log p_j + H),      z = logits / temperature.
 
     The products run in the weight's dtype; everything after them, and the sums over chunks, in at least float32, which
     is also the dtype of the result (float64 for float64). Logits must be finite: mask a row of the vocabulary with a
@@ -236,8 +228,7 @@ class _Head:
         self._spare = spare_memory(weight.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden @ weight.T [R, V], in one buffer for all chunks and passes: page faults of new memory would cost more
-        than the arithmetic."""
+        """hidden @ weight.T [R, V], in one buffer for all chunks and passes: new memory would cost page faults."""
         z = self._place(len(hidden))
         if z.dtype == self._weight.dtype:
             return torch.mm(hidden, self._weight.T, out=z)
@@ -264,8 +255,7 @@ class _Head:
             self._scratch = None
 
     def back(self, dz: Tensor, hidden: Tensor, d_hidden: Tensor | None, d_weight: Tensor | None) -> None:
-        """A chunk's gradients, from those in its logits: d_hidden = dz @ weight, d_weight += dz.T @ hidden, the latter
-        without a temporary if the dtypes allow it."""
+        """A chunk's gradients, from those in its logits: d_hidden = dz @ weight, d_weight += dz.T @ hidden."""
         if d_hidden is not None:
             torch.mm(dz, self._weight, out=d_hidden)
         if d_weight is None:
@@ -277,8 +267,7 @@ class _Head:
 
 
 class _FastHead(_Head):
-    """The same with oneDNN, which allocates its results and requires contiguous operands: one slice of the vocabulary
-    at a time, so that allocations stay small enough to be reused."""
+    """The same with oneDNN, one slice of the vocabulary at a time: small allocations are reused."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         if len(self._weight) <= SLICE:
@@ -318,8 +307,8 @@ def _chunks(total: int, chunk: int) -> Iterator[slice]:
 
 
 def _row_stride(columns: int) -> int:
-    """The row stride for fast CPU products. Wide rows are padded to whole cache lines, plus one more if the stride
-    would be a multiple of 4 KiB, at which all rows compete for the same cache lines."""
+    """The row stride for fast CPU products: whole cache lines, plus one more if the stride would be a multiple of 4
+    KiB, at which all rows compete for the same cache lines."""
     if columns < WIDE:
         return columns
     stride = -(-columns // LINE) * LINE
@@ -328,9 +317,7 @@ def _row_stride(columns: int) -> int:
 
 def _tiles(chunk: Tensor) -> Iterator[slice]:
     """Slices of a few rows of a chunk: `TILE` elements, or one row."""
-    rows = max(1, TILE // max(1, chunk.shape[1]))
-    for start in range(0, chunk.shape[0], rows):
-        yield slice(start, start + rows)
+    return _chunks(len(chunk), max(1, TILE // max(1, chunk.shape[1])))
 
 
 def _scale(logits: Tensor, bias: Tensor | None, temperature: float) -> Tensor:

@@ -31,8 +31,7 @@ CALL = 4096
 """The cost of an extra attention call, in query-key pairs."""
 
 CUT = 256
-"""Queries per call of PyTorch's CPU kernel. The kernel computes masked entries too, and with causal masking whole
-blocks of 512 keys; smaller chunks of queries, each over the keys up to its end, waste less."""
+"""Queries per call of PyTorch's CPU kernel, which computes masked entries too: smaller chunks waste less."""
 
 
 Placed = tuple[range, list[int]]
@@ -69,11 +68,8 @@ class Call(NamedTuple):
 
 class HeadRows(NamedTuple):
     """A step's calls on rows of one head of one token: row (token, head) of [tokens H]. Each call has one block per
-    sequence and key head, with the queries of all heads that share it.
-
-    `shapes`: blocks, queries and keys of a block, for each call. `queries` and `keys` are row indices, block by block;
-    `order` [tokens H] is the position of each row among the queries; `idle` are the padding queries.
-    """
+    sequence and key head: `shapes` are (blocks, queries, keys). `queries` and `keys` are row indices, block by block;
+    `order` [tokens H] is the position of each row among the queries; `idle` are the padding queries."""
 
     shapes: tuple[tuple[int, int, int], ...]
     queries: Tensor
@@ -153,11 +149,8 @@ class Ragged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Sequences packed on one axis of `tokens` tokens; groups of them share a prefix, which is stored once.
-
-    `steps`, in order, are sequences without sharing that are used in place, or sequences that have to be gathered. Made
-    once per forward pass (`packing_of`).
-    """
+    """Sequences packed on one axis of `tokens` tokens; groups of them share a prefix, which is stored once. `steps`, in
+    order, are sequences that are used in place, or that have to be gathered."""
 
     steps: tuple[Alone | Gathered, ...]
     sizes: tuple[int, ...]
@@ -207,8 +200,7 @@ def _unread(groups: Sequence[Group], read: Tensor | None) -> list[int]:
 
 
 def cuts(length: int, device: torch.device, *, causal: bool) -> list[int]:
-    """Where to cut `length` queries, from 0 to `length`. Long causal ones are not cut, because the kernel skips most
-    masked blocks itself."""
+    """Where to cut `length` queries, from 0 to `length`. Long causal ones are not: the kernel skips masked blocks."""
     if device.type != "cpu" or (causal and length > 3 * CUT):
         return [0, length]
     return [*range(0, length - CUT // 3, CUT), length] if length > CUT else [0, length]
@@ -220,8 +212,7 @@ def past(queries: int, keys: int, device: torch.device) -> Tensor:
 
 
 def past_mask(queries: int, keys: int, like: Tensor) -> Tensor:
-    """`past` for PyTorch's kernels. The CPU kernel adds floats and would convert a bool mask in every call, so there it
-    is a view of a cached mask of 0 and -inf."""
+    """`past` for PyTorch's kernels; on a CPU, whose kernel adds floats, a view of a cached mask of 0 and -inf."""
     if like.device.type != "cpu":
         return past(queries, keys, like.device)
     reach = 1 << (keys - queries).bit_length()
@@ -319,8 +310,7 @@ def _calls(before: int, lengths: Sequence[int], device: torch.device) -> list[li
 
 
 def _ragged(groups: Sequence[Group], device: torch.device) -> Ragged:
-    """The pieces of `groups`: each prefix over itself, and the unshared part of each suffix over its prefix and
-    itself."""
+    """The pieces of `groups`: each prefix over itself, and each suffix's unshared part over its prefix and itself."""
     keys: list[int] = []
     queries, seen, begin = [0], [0], 0
     for group in groups:

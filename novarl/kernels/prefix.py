@@ -1,12 +1,9 @@
 """Find the shared prefixes of neighbouring sequences, so that they are computed once.
 
 Samples of one prompt, the two answers of a preference pair, and the turns of a rewritten conversation are packed next
-to each other and begin with the same tokens. In a causal model the result for a token depends only on tokens and
-positions up to it, so common prefixes are computed once: the prefix of a whole group, then the common prefixes of some
-of its suffixes, down to identical answers. The hidden states are copied to every sequence that shares them; in the
-backward pass their gradients add up, so the gradient is that of the full sequences.
-
-All of this is a pure function of the tokens, positions and boundaries; callers do not declare what is shared.
+to each other and begin with the same tokens: the prefix of a whole group is computed once, then the common prefixes of
+some of its suffixes, down to identical answers. The hidden states are copied to every sequence that shares them, so the
+gradient is that of the full sequences. All of this is a pure function of the tokens, positions and boundaries.
 """
 
 from __future__ import annotations
@@ -42,10 +39,8 @@ class Rest(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Neighbouring sequences: their common prefix, and their suffixes. Suffixes with common beginnings are adjacent.
-
-    A sequence that shares nothing is its own group: `prefix` is its length, `rests` is empty.
-    """
+    """Neighbouring sequences: their common prefix, and their suffixes. Suffixes with common beginnings are adjacent. A
+    sequence that shares nothing is its own group: `prefix` is its length, `rests` is empty."""
 
     prefix: int
     rests: tuple[Rest, ...] = ()
@@ -61,8 +56,8 @@ class Group(NamedTuple):
         return max(1, len(self.rests))
 
     def places(self, begin: int) -> list[list[int]]:
-        """The places of each suffix's tokens on an axis of unique tokens that starts at `begin`: the prefix, then the
-        unshared part of each suffix."""
+        """The places of each suffix's tokens on an axis of unique tokens from `begin`: the prefix, then the unshared
+        parts."""
         found: list[list[int]] = []
         here, last = begin + self.prefix, list[int]()
         for rest in self.rests:
@@ -133,8 +128,8 @@ def join_short(ranges: Seq[range], common: Seq[int], lengths: Seq[int]) -> list[
 
 
 def find_groups(tokens: Tensor, position_ids: Tensor, lengths: Seq[int], *, join: bool = True) -> list[Group]:
-    """The groups of sequences of these `lengths` (all positive), packed on the flat axis of `tokens` [N]. `join` merges
-    short groups from one template."""
+    """The groups of sequences of these `lengths` (all positive) on the flat axis of `tokens` [N]. `join` merges short
+    groups."""
     common = common_beginnings(tokens, position_ids, lengths)
     ranges = groups_of(common, lengths)
     if join:
@@ -167,8 +162,7 @@ def common_length(one: Seq[int], other: Seq[int]) -> int:
 
 
 def unique_places(groups: Seq[Group], device: torch.device) -> tuple[Tensor, Tensor]:
-    """(kept [U], spread [N]): `flat[kept]` are the unique tokens, group by group as in `Group.places`, and
-    `unique[spread]` restores the flat axis."""
+    """(kept [U], spread [N]): `flat[kept]` are the unique tokens, `unique[spread]` restores the flat axis."""
     kept: list[Seq[int]] = []
     spread: list[Seq[int]] = []
     begin = flat = 0

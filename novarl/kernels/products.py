@@ -1,9 +1,7 @@
 """Products with weight matrices, with the faster of PyTorch's two CPU libraries (MKL and oneDNN).
 
-PyTorch multiplies float32 matrices with MKL, which does not use AVX-512 on non-Intel processors. oneDNN does, so it is
-faster there, and the bits of a row do not depend on the other rows. It compiles and caches a kernel for every number of
-rows, so callers with varying row counts should round them up (`full_rows`). On Intel processors MKL is faster. For
-weight gradients, for which oneDNN copies its operands, MKL is also faster where AVX-512 gains little (`mkl_keeps_up`).
+On non-Intel processors MKL does not use AVX-512, and oneDNN is faster; the bits of a row do not depend on the other
+rows. oneDNN compiles and caches a kernel for every number of rows, so callers should round them up (`full_rows`).
 """
 
 from __future__ import annotations
@@ -26,15 +24,13 @@ from novarl.kernels.accumulation import Total, total_of
 
 @cache
 def has_fast_products() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster than MKL at equal precision: if MKL ignores the CPU's
-    AVX-512."""
+    """Whether oneDNN multiplies float32 matrices faster than MKL, which ignores some CPUs' AVX-512."""
     return _has_operators() and not mkl_has_avx512() and onednn_keeps_bits()
 
 
 @cache
 def onednn_keeps_bits() -> bool:
-    """Whether the bits of a row are independent of the other rows: not in PyTorch 2.11, whose oneDNN uses another
-    kernel for few rows."""
+    """Whether the bits of a row are independent of the other rows: not in PyTorch 2.11."""
     return torch.__version__ >= "2.12"  # compared as versions, not as strings
 
 
@@ -46,8 +42,8 @@ def mkl_has_avx512() -> bool:
 
 @cache
 def mkl_keeps_up() -> bool:
-    """Whether MKL is only slightly slower than oneDNN with AVX-512. It is then faster for weight gradients, because it
-    needs no copies and accumulates."""
+    """Whether MKL is only slightly slower than oneDNN; for weight gradients it is then faster, since it needs no
+    copies."""
     return halves_avx512()
 
 
@@ -108,8 +104,7 @@ def _may_take(*tensors: Tensor) -> bool:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether `pack` supports this weight and speeds up products: as `is_fast`, and for bfloat16, which always uses
-    oneDNN."""
+    """Whether `pack` supports this weight and speeds up products: as `is_fast`, and for bfloat16."""
     if weight.dtype == torch.bfloat16:
         return _may_take(weight) and _has_operators() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return is_fast(weight)
@@ -134,8 +129,7 @@ def times(x: Tensor, weight: Tensor, room: Tensor | None = None) -> Tensor:
 
 
 def _whole(weight: Tensor) -> Tensor:
-    """The weight without gaps between rows or columns, for which oneDNN would use its reference code, which is slower
-    by orders of magnitude."""
+    """The weight without gaps between rows or columns, with which oneDNN is slower by orders of magnitude."""
     lies_well = weight.is_mkldnn or weight.is_contiguous() or weight.t().is_contiguous()
     return weight if lies_well else weight.contiguous()
 
@@ -165,12 +159,11 @@ MANY = 1 << 20
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, total: Total | None = None) -> Tensor | None:
-    """sum over rows of grad_i x_i^T, the gradient of `product` in its weight [N, K]: grad [..., N], x [..., K].
+    """sum over rows of grad_i x_i^T, the gradient of `product` in its weight [N, K]: grad [..., N], x [..., K]. With a
+    `total` it is added there and None is returned.
 
-    With a `total` it is added there and None is returned.
-
-    MKL reads both operands in place. oneDNN would need a transposed copy of one, which takes up to a third of the time.
-    Its own weight-gradient operator copies both, which for small operands costs more than transposing the narrower one.
+    MKL reads both operands in place. oneDNN needs a transposed copy of one; its own weight-gradient operator copies
+    both, which for small operands costs more than transposing the narrower one.
     """
     grad, x = grad.flatten(0, -2), x.flatten(0, -2)
     if total is not None:

@@ -1,9 +1,7 @@
 """Causal attention over few keys with two batched matrix products forward and four backward.
 
-PyTorch's CPU kernel uses blocks for long sequences. With a few dozen keys they are mostly empty, and the backward pass
-recomputes the probabilities; here they are kept, which is cheap for few keys.
-
-Heads that share a key head are placed along the query axis: a block of queries is [B Hkv, (H / Hkv) L, D].
+PyTorch's CPU kernel uses blocks for long sequences, and its backward pass recomputes the probabilities; here they are
+kept. Heads that share a key head are placed along the query axis: a block of queries is [B Hkv, (H / Hkv) L, D].
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ added to `.grad` on the way), and report to `ledger`; `index` [n] says where in 
 
 
 class Scoring(Protocol):
-    """Where a model computes, whether what sequences begin with together is computed once, and who counts the
-    micro-batches that had to be split."""
+    """Where a model computes, whether shared prefixes are computed once, and who counts split micro-batches."""
 
     @property
     def device(self) -> torch.device: ...
@@ -35,21 +34,16 @@ class Scoring(Protocol):
 
 
 class Accumulator:
-    """A model's optimiser, and the passes over whole batches that give it gradients.
-
-    `scorer` is what runs the model, `budget` the most tokens of a micro-batch.
-    """
+    """A model's optimiser, and the passes over whole batches that give it gradients. `scorer` is what runs the model,
+    `budget` the most tokens of a micro-batch."""
 
     def __init__(self, model: nn.Module, scorer: Scoring, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
         self.scorer, self.ranks, self.budget = scorer, ranks, budget
         self.optimizer = Optimizer(model, optim)
 
     def gradient(self, batch: Batch, backward: Backward, *, apart: Tensor | None = None) -> Ledger:
-        """Leave the gradient of `batch`, over all ranks, where the optimiser finds it; returns the reports.
-
-        Where memory runs out, gradients and reports are emptied before the next attempt (`fitting`). The trajectories
-        of `apart` [R] bool are in micro-batches of their own.
-        """
+        """Leave the gradient of `batch`, over all ranks, where the optimiser finds it; returns the reports. The
+        trajectories of `apart` [R] bool are in micro-batches of their own."""
         ledger, device = Ledger(), self.scorer.device
 
         def attempt(micro: Iterator[list[int]]) -> None:
@@ -68,8 +62,8 @@ class Accumulator:
         return ledger
 
     def update(self, batch: Batch, backward: Backward, *, prefix: str = "") -> Record:
-        """One optimiser update on the whole batch; the Record is the same on every rank. `prefix` is put before the
-        names `grad_norm` and `lr`."""
+        """One optimiser update on the whole batch; the Record is the same on every rank. `prefix`: of `grad_norm` and
+        `lr`."""
         ledger = self.gradient(batch, backward)
         norm, rate = self.optimizer.step()
         return ledger.reduce(self.ranks) | {f"{prefix}grad_norm": norm, f"{prefix}lr": rate}

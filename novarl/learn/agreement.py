@@ -1,8 +1,5 @@
 """Check that sampler and learner have the same distribution before the first update: ratio 1 and KL 0, within rounding.
-
-Otherwise the first gradient would be that of a different policy, which nothing later would detect. Such a run is
-stopped, with the most likely cause.
-"""
+Otherwise the first gradient would be that of a different policy, so the run is stopped, with the likely cause."""
 
 from __future__ import annotations
 
@@ -15,7 +12,10 @@ from torch import Tensor, nn
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Prompt, Record, Rollout
 
-FIX = "training would use the wrong distribution, so the run was stopped"
+
+def disagreement(what: str, where: str = "step 0") -> NovaError:
+    fix = "training would use the wrong distribution, so the run was stopped"
+    return NovaError(f"sampler and learner disagree: {what}", where=where, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Agreement:
         record, fine = mismatch(logp, batch, self.tolerance)
         if fine and not self._noisy(batch, logp):
             return record
-        raise NovaError(f"sampler and learner disagree: {self._cause(batch, logp, record)}", where="step 0", fix=FIX)
+        raise disagreement(self._cause(batch, logp, record))
 
     def _structure(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
         """Checks without a forward pass: masks, supports, versions, templates."""
@@ -76,11 +76,9 @@ class Agreement:
         )
         lost = chosen - int(batch.mask.sum())
         if lost > 0:
-            raise NovaError(
-                f"sampler and learner disagree: the mask excludes {lost} tokens that the policy sampled "
-                "(pad = eos: a mask from comparing token ids excludes the end-of-sequence token)",
-                where="step 0",
-                fix=FIX,
+            raise disagreement(
+                f"the mask excludes {lost} tokens that the policy sampled "
+                "(pad = eos: a mask from comparing token ids excludes the end-of-sequence token)"
             )
         unknown = sum(
             mass != 0 and masked and not (sequence.support and sequence.support[t])
@@ -88,27 +86,18 @@ class Agreement:
             for t, (mass, masked) in enumerate(zip(sequence.kept_logmass, sequence.mask, strict=True))
         )
         if unknown:
-            raise NovaError(
-                f"sampler and learner disagree: {unknown} tokens were sampled from a truncated distribution (top_k, "
-                "top_p or min_p), but the supports were not recorded",
-                where="step 0",
-                fix=FIX,
+            raise disagreement(
+                f"{unknown} tokens were sampled from a truncated distribution (top_k, top_p or min_p), "
+                "but the supports were not recorded"
             )
         stale = batch.version[batch.mask]
         if stale.numel() and int(stale.min()) != self.version:
-            raise NovaError(
-                "sampler and learner disagree: stale weights, "
-                f"the sampler used version {int(stale.min())}, but the learner has {self.version}",
-                where="step 0",
-                fix=FIX,
-            )
+            used = int(stale.min())
+            raise disagreement(f"stale weights, the sampler used version {used}, but the learner has {self.version}")
         for prompt in {rollout.prompt.id: rollout.prompt for rollout in rollouts}.values():
             if tuple(self.render(prompt)) != tuple(prompt.tokens):
-                raise NovaError(
-                    "sampler and learner disagree: the chat template renders the prompt differently for each",
-                    where=f"step 0, prompt {prompt.id}",
-                    fix=FIX,
-                )
+                what = "the chat template renders the prompt differently for each"
+                raise disagreement(what, f"step 0, prompt {prompt.id}")
 
     def _noisy(self, batch: Batch, logp: Tensor) -> bool:
         """Whether two forward passes differ, because of dropout or another source of noise."""

@@ -23,10 +23,10 @@ class CreditRule:
     """How rewards become advantages.
 
     `estimator` is a row of `algos.axes.ESTIMATORS` by name, and `options` are the keywords of its function. `own`
-    (rewards [S], group [S] -> advantage [S]) is an estimator of the user's, used instead. `kl_type` "reward" subtracts
-    beta * KL_t from the reward of each token, "advantage" from its advantage; `kl_clamp` is the largest k3 of a token.
-    `gpg` multiplies the advantages of a rollout by `surrogates.gpg_alpha`, which makes up for its groups of equal
-    rewards; for estimators that give such a group a gradient all the same there is nothing to make up for.
+    (rewards [S], group [S] -> advantage [S]) is used instead. `kl_type` "reward" subtracts beta * KL_t from the reward
+    of each token, "advantage" from its advantage; `kl_clamp` is the largest k3 of a token. `gpg` multiplies the
+    advantages of a rollout by `surrogates.gpg_alpha`, 1 for estimators that give groups of equal rewards a gradient all
+    the same.
     """
 
     estimator: str
@@ -48,11 +48,8 @@ class CreditRule:
         reward: Tensor | None = None,
         kl_coef: float | None = None,
     ) -> tuple[Credit, Record, float | None]:
-        """(credit, metrics, the new moving average of rewards).
-
-        `reward` [R] replaces the batch's rewards if several objectives are combined, `kl_coef` the rule's own if a
-        controller adapts it.
-        """
+        """(credit, metrics, the new moving average of rewards). `reward` [R] replaces the batch's rewards if several
+        objectives are combined, `kl_coef` the rule's own if a controller adapts it."""
         if self.own is None and self.estimator not in ESTIMATORS:
             raise NovaError(f"unknown estimator {self.estimator!r}", where="adv.estimator")
         row = estimator(self.estimator)

@@ -19,19 +19,20 @@ from novarl.learn.fitting import Splits, fitting, joined
 from novarl.learn.ledger import Ledger
 from novarl.learn.optim import OptimSettings, put_weights, weights_of
 from novarl.learn.plan import piece, plan, trajectory_of_tokens
+from novarl.learn.supplier import Supplier
 from novarl.models.forward import Layout, shares
 from novarl.models.heads import ValueModel, token_values
 
 
 @dataclass(frozen=True, slots=True)
-class ValueScorer:
-    """Computes values of a batch; the counterpart of `Scorer` for value models."""
+class HeadReader:
+    """A model with a scalar head, and how it runs; the counterpart of `Scorer` for such models."""
 
     model: ValueModel
     layout: Layout = "auto"
     compute_dtype: torch.dtype = torch.float32
     splits: Splits = field(default_factory=Splits, compare=False)
-    """Split counts of the passes here and in the critic."""
+    """Split counts of the passes here and in the learner."""
 
     @property
     def device(self) -> torch.device:
@@ -42,11 +43,21 @@ class ValueScorer:
         """Whether shared prefixes are computed once."""
         return shares(self.model.model, self.layout)
 
-    def __call__(self, batch: Batch, positions: Tensor) -> Tensor:
-        """V [M] of the states at the flat `positions` [M]."""
+    def read(self, batch: Batch, positions: Tensor) -> Tensor:
+        """The scalars [M] at the flat `positions` [M]."""
         return token_values(
             self.model, batch, positions=positions, layout=self.layout, compute_dtype=self.compute_dtype
         )
+
+
+class ValueScorer(HeadReader):
+    """Computes values of a batch."""
+
+    __slots__ = ()
+
+    def __call__(self, batch: Batch, positions: Tensor) -> Tensor:
+        """V [M] of the states at the flat `positions` [M]."""
+        return self.read(batch, positions)
 
     @torch.no_grad()
     def values(self, batch: Batch, ranks: Ranks, budget: int, *, bootstrap: bool) -> tuple[Tensor, Tensor]:
@@ -75,31 +86,32 @@ class ValueScorer:
         return before, after
 
 
-@dataclass(frozen=True, slots=True)
-class CriticSettings:
-    """`passes`: the number of critic updates per policy minibatch. `clip`: see `value_loss`.
+class Critic:
+    """A separate value model with its own optimiser; a supplier of values.
 
-    `bootstrap`: use the value at the end of a truncated trajectory. Otherwise the limit is part of the task: the reward
-    is that of the truncated text.
+    `passes`: the number of critic updates per policy minibatch. `clip`: see `value_loss`. `bootstrap`: use the value at
+    the end of a truncated trajectory; otherwise the limit is part of the task.
     """
 
-    optim: OptimSettings
-    passes: int = 1
-    clip: float | None = None
-    bootstrap: bool = False
-
-
-class Critic:
-    """A separate value model with its own optimiser; a supplier of values."""
-
-    def __init__(self, scorer: ValueScorer, settings: CriticSettings, *, ranks: Ranks, budget: int) -> None:
-        self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
-        self.accumulator = Accumulator(scorer.model, scorer, optim=settings.optim, ranks=ranks, budget=budget)
+    def __init__(
+        self,
+        scorer: ValueScorer,
+        *,
+        optim: OptimSettings,
+        ranks: Ranks,
+        budget: int,
+        passes: int = 1,
+        clip: float | None = None,
+        bootstrap: bool = False,
+    ) -> None:
+        self.scorer, self.ranks, self.budget = scorer, ranks, budget
+        self.passes, self.clip, self.bootstrap = passes, clip, bootstrap
+        self.accumulator = Accumulator(scorer.model, scorer, optim=optim, ranks=ranks, budget=budget)
         self.optimizer = self.accumulator.optimizer
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]:
         """The scores with values."""
-        values, bootstrap = self.scorer.values(batch, self.ranks, self.budget, bootstrap=self.settings.bootstrap)
+        values, bootstrap = self.scorer.values(batch, self.ranks, self.budget, bootstrap=self.bootstrap)
         return replace(scores, values=values, bootstrap=bootstrap), {}
 
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
@@ -110,7 +122,7 @@ class Critic:
             "value_mean": scores.values[batch.mask].mean().item(),
             "return_mean": credit.returns[batch.mask].mean().item(),
         }
-        for trajectories in minibatches(batch.group.tolist(), self.settings.passes, seed=self.optimizer.update):
+        for trajectories in minibatches(batch.group.tolist(), self.passes, seed=self.optimizer.update):
             part, index = select(batch, trajectories)
             record = joined(record, self._update(part, scores.values[index], credit.returns[index]))
         return record
@@ -129,9 +141,7 @@ class Critic:
         here = chosen.cpu()
         values = self.scorer(part, part.prev[chosen])
         everywhere = torch.ones_like(chosen, dtype=torch.bool)
-        losses, stats = value_loss(
-            values, old[here].to(values), returns[here].to(values), everywhere, clip=self.settings.clip
-        )
+        losses, stats = value_loss(values, old[here].to(values), returns[here].to(values), everywhere, clip=self.clip)
         (losses.sum() / count).backward()
         ledger.mean("value_loss", losses)
         ledger.mean("value_clip_fraction", stats["value_clip_fraction"].double())
@@ -144,8 +154,8 @@ class Critic:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-class SharedCritic:
-    """A value head on the policy's trunk, trained by `PolicyLearner` with the policy; a supplier of values."""
+class SharedCritic(Supplier):
+    """A value head on the policy's trunk, trained by `PolicyLearner`, whose state has it; a supplier of values."""
 
     def __init__(self, scorer: ValueScorer, *, bootstrap: bool, ranks: Ranks, budget: int) -> None:
         self.scorer, self.bootstrap, self.ranks, self.budget = scorer, bootstrap, ranks, budget
@@ -162,9 +172,3 @@ class SharedCritic:
             "explained_variance": explained_variance(scores.values, credit.returns, batch.mask).item(),
             "return_mean": credit.returns[batch.mask].mean().item(),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The head is in the learner's state."""

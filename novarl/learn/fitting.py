@@ -1,8 +1,7 @@
 """If a micro-batch does not fit in memory, it is split and the pass over the batch restarts.
 
-Gradients and metrics of a failed pass are discarded, so nothing is counted twice. The gradient is the same up to
-rounding, because denominators are global. It is not bit-identical, so every split is counted, reported, and logged as
-an event by the loop.
+Gradients and metrics of a failed pass are discarded. The gradient is the same up to rounding, but not bit-identical, so
+every split is counted, reported, and logged as an event by the loop.
 """
 
 from __future__ import annotations
@@ -53,10 +52,8 @@ def fitting(
     """Call `attempt` on the micro-batches `micro`, which it consumes one by one, and return its result.
 
     Where memory runs out, `undo` takes back what the attempt has done so far, the micro-batch it was at is split into
-    halves, and the attempt begins again. NovaError: a trajectory alone does not fit, or `MOST` attempts have failed.
-
-    Where the model is sharded, every rank has the same number of micro-batches, some of which may be empty, and all
-    ranks begin again where memory runs out on one.
+    halves, and the attempt begins again; of a sharded model, on all ranks, which all have the same number of
+    micro-batches. NovaError: a trajectory alone does not fit, or `MOST` attempts have failed.
     """
     for _ in range(MOST):
         at = [0]

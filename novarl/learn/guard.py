@@ -56,10 +56,8 @@ def early_stop(kl: float, limit: float) -> bool:
 
 def backtrack(measure: Callable[[float], float], limit: float, *, halvings: int = 5) -> float:
     """The largest of 1, 1/2, 1/4, ..., 2^-halvings whose measured distance is within the limit; 0 if none is.
-
-    `measure(fraction)` puts the policy at that fraction of its step and returns its KL to the policy before the step;
-    NaN is never within the limit. Fractions are tried from the largest down; the first accepted one is the last call.
-    """
+    `measure(fraction)` puts the policy at that fraction of its step and returns its KL to the policy before the step.
+    NaN is never within the limit; the accepted fraction is the last call."""
     for fraction in (0.5**halving for halving in range(halvings + 1)):
         if measure(fraction) <= limit:
             return fraction

@@ -18,15 +18,16 @@ class Ledger:
 
     def clear(self) -> None:
         """Clear all metrics."""
-        self.means: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        self.totals: dict[str, float] = defaultdict(float)
+        self.counts: dict[str, float] = defaultdict(float)
         self.squares: dict[str, float] = defaultdict(float)
         self.sums: dict[str, float] = defaultdict(float)
         self.largest: dict[str, float] = {}
 
     def mean(self, name: str, values: Tensor) -> None:
         """Report the mean over all values added under `name` (any shapes); nothing is reported without values."""
-        total, count = self.means[name]
-        self.means[name] = (total + values.detach().double().sum().item(), count + values.numel())
+        self.totals[name] += values.detach().double().sum().item()
+        self.counts[name] += values.numel()
 
     def moments(self, name: str, values: Tensor) -> None:
         """Report the mean of `values` as `<name>_mean` and their standard deviation (population) as `<name>_std`."""
@@ -51,24 +52,18 @@ class Ledger:
     def reduce(self, ranks: Ranks) -> Record:
         """The metrics over all ranks, summed in rank order, so that every rank gets the same bits."""
         whole = Ledger()
-        for means, squares, sums, largest in ranks.gather(
-            (dict(self.means), dict(self.squares), dict(self.sums), self.largest)
-        ):
-            for name, (total, count) in means.items():
-                before = whole.means[name]
-                whole.means[name] = (before[0] + total, before[1] + count)
-            for name, total in squares.items():
-                whole.squares[name] += total
-            for name, total in sums.items():
-                whole.sums[name] += total
+        mine = self.totals, self.counts, self.squares, self.sums
+        for added, largest in ranks.gather((mine, self.largest)):
+            for total, part in zip((whole.totals, whole.counts, whole.squares, whole.sums), added, strict=True):
+                for name, value in part.items():
+                    total[name] += value
             for name, value in largest.items():
                 whole.largest[name] = max(value, whole.largest.get(name, value))
         record: Record = {**whole.sums, **whole.largest}
-        for name, (total, count) in whole.means.items():
+        for name, count in whole.counts.items():
             if count:
-                record[name] = total / count
+                record[name] = whole.totals[name] / count
         for name, square in whole.squares.items():
-            count = whole.means[f"{name}_mean"][1]
-            if count:
+            if count := whole.counts[f"{name}_mean"]:
                 record[f"{name}_std"] = max(0.0, square / count - record[f"{name}_mean"] ** 2) ** 0.5
         return record

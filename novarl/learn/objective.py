@@ -57,11 +57,8 @@ class Objective:
     def losses(
         self, part: Batch, logp: Tensor, entropy: Tensor, *, scores: Scores, advantage: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Per-token losses by name (`policy`, and `kl` and `entropy` if enabled), and statistics, each [N].
-
-        Without recorded `old_logp` the data is on-policy: the old policy is the current one with ratio 1, and the
-        gradient is the policy gradient.
-        """
+        """Per-token losses by name (`policy`, and `kl` and `entropy` if enabled), and statistics, each [N]. Without
+        recorded `old_logp` the data is on-policy: the ratio is 1, and the gradient is the policy gradient."""
         old = logp.detach() if scores.old_logp is None else scores.old_logp
         surrogate, stats = self.surrogate(logp, old, advantage, part.mask, **self._sequence(part, "surrogate"))
         if self.correction is not None:

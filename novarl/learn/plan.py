@@ -42,11 +42,9 @@ def plan(
     """This rank's micro-batches, as lists of trajectories, each with at most about `budget` tokens.
 
     The budget counts computed tokens: neighbouring sequences with a shared prefix stay together, and the prefix counts
-    once (`kernels.prefix`), unless together they exceed the budget or one rank's part of the work. (Sharing within a
-    part can differ slightly from sharing in the whole batch.) Trajectories without trained tokens (baselines, failed
-    ones) are omitted. Those of `apart` [R] bool come last, in separate micro-batches, unless they compute fewer than
-    FEW tokens. Without `shares`, as for a model with its own attention, every token counts, including padding to the
-    longest sequence.
+    once (`kernels.prefix`), unless together they exceed the budget or one rank's part of the work. Trajectories without
+    trained tokens are omitted. Those of `apart` [R] bool come last, in separate micro-batches, unless they compute
+    fewer than FEW tokens. Without `shares` every token counts, including padding to the longest sequence.
     """
     chosen = torch.zeros(batch.reward.numel(), dtype=torch.bool)
     chosen[trajectory_of_tokens(batch)[batch.mask]] = True

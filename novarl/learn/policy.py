@@ -218,11 +218,8 @@ class PolicyLearner:
         ledger.sum("kl_penalty", self.objective.kl_loss_coef * kl_loss)
 
     def _move(self, batch: Batch, before: Tensor) -> Record:
-        """The size of this update: KL(before || after) per token, with k3, after the step, never clamped.
-
-        Measured on the minibatch's first trajectories that contain PROBE_SHARE of its tokens, within PROBE_LEAST and
-        PROBE_MOST, independent of the token budget and the ranks.
-        """
+        """The size of this update: KL(before || after) per token, with k3, after the step, never clamped. Measured on
+        the first trajectories that contain PROBE_SHARE of the minibatch's tokens, within PROBE_LEAST and PROBE_MOST."""
         probe = self._probe(batch)
         part, index = piece(batch, probe, torch.device("cpu"))
         after, mask = self.scorer.logprobs(part, self.ranks, self.budget), part.mask

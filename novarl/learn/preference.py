@@ -1,9 +1,7 @@
 """Preference learning: from pairs of answers (DPO and related losses) or from answers labelled good or bad (KTO).
 
-Both take batches of trajectories of two sequences (`data.pairs.pack_pairs`), and divide by the number of trajectories
-of the whole batch, known before the first backward, so that micro-batches, packing and ranks do not change the
-gradient. The reference is the initial model: its log-probabilities are computed once, by `with_reference`, and stored
-with the rows in `behavior_logp`.
+Batches have trajectories of two sequences (`data.pairs.pack_pairs`). The reference is the initial model: its
+log-probabilities are computed once, by `with_reference`, and stored with the rows in `behavior_logp`.
 """
 
 from __future__ import annotations
@@ -20,11 +18,9 @@ from novarl.core.types import Batch, Record, Sequence
 from novarl.data.pack import pack_sequences, padded, select
 from novarl.data.pairs import Labelled, Pair
 from novarl.distributed.ranks import Ranks
-from novarl.learn.accumulate import Accumulator, Scoring
-from novarl.learn.ledger import Ledger
 from novarl.learn.optim import OptimSettings
-from novarl.learn.plan import trajectory_of_tokens
 from novarl.learn.scorer import Scorer
+from novarl.learn.supervised import OfflineLearner
 
 Row = TypeVar("Row", Pair, Labelled)
 
@@ -32,42 +28,7 @@ SLAB = 1024
 """Sequences per batch when computing reference log-probabilities."""
 
 
-class TrajectoryLearner:
-    """Minimises the mean of a per-trajectory loss, which subclasses define."""
-
-    def __init__(self, model: nn.Module, scorer: Scoring, *, optim: OptimSettings, ranks: Ranks, budget: int) -> None:
-        self.ranks, self.budget = ranks, budget
-        self.accumulator = Accumulator(model, scorer, optim=optim, ranks=ranks, budget=budget)
-        self.optimizer = self.accumulator.optimizer
-
-    def losses(self, part: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of each trajectory of a micro-batch [R], and metrics by name, whose means are reported."""
-        raise NotImplementedError
-
-    def update(self, batch: Batch) -> Record:
-        """One optimiser update on the whole batch; the Record is the same on every rank."""
-        count = trajectory_of_tokens(batch)[batch.mask].unique().numel()
-
-        def backward(part: Batch, _: Tensor, ledger: Ledger) -> None:
-            losses, metrics = self.losses(part)
-            loss = losses.sum() / count
-            loss.backward()
-            ledger.count("micro_batches", min(1, part.reward.numel()))
-            ledger.sum("loss", loss)
-            for name, values in metrics.items():
-                ledger.mean(name, values)
-
-        record = self.accumulator.update(batch, backward)
-        return record | {"tokens": float(batch.tokens.numel())}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-
-
-class PreferenceLearner(TrajectoryLearner):
+class PreferenceLearner(OfflineLearner):
     """Trains on pairs with any loss of `algos.preference_losses.LOSSES` except kto, whose reference point needs answers
     to other prompts: its pairs become rows for `KTOLearner`. `options` are keywords of the loss."""
 
@@ -110,7 +71,7 @@ class PreferenceLearner(TrajectoryLearner):
         }
 
 
-class KTOLearner(TrajectoryLearner):
+class KTOLearner(OfflineLearner):
     """Trains on rows of `unpaired` with `algos.preference_losses.kto_unpaired`; the reference point is per batch."""
 
     def __init__(
@@ -199,11 +160,8 @@ def one_side(batch: Batch, which: int) -> Batch:
 def unpaired(rows: Seq[Labelled]) -> list[Pair]:
     """Rows for `KTOLearner`: each labelled answer as `chosen`, its label as `margin`, and as `rejected` an unrelated
     answer: this row's prompt with the answer of the next row that has another prompt (cyclic; if all rows share one
-    prompt, of the next row).
-
-    KTO's reference point is estimated on the unrelated answers. They are chosen once for the dataset, so that their
-    reference log-probabilities are also computed once. Raises ValueError for a single row.
-    """
+    prompt, of the next row). They are chosen once for the dataset, so that their reference log-probabilities are also
+    computed once. Raises ValueError for a single row."""
     if len(rows) < 2:
         raise ValueError("KTO needs at least two rows: its reference point is estimated on the answers of other rows")
     prompts = [row.sequence.tokens[: row.sequence.mask.index(True)] for row in rows]
@@ -231,11 +189,8 @@ def _unrelated(own: Sequence, other: Sequence) -> Sequence:
 
 
 def with_reference(rows: Seq[Row], logprobs: Callable[[Batch], Tensor]) -> list[Row]:
-    """The rows with the reference log-probability of every trained token in `behavior_logp`.
-
-    `logprobs` computes them for a batch [N], such as `lambda batch: scorer.logprobs(batch, ranks, budget)` with the
-    initial weights.
-    """
+    """The rows with the reference log-probability of every trained token in `behavior_logp`. `logprobs` computes them
+    for a batch [N], with the initial weights."""
     sides = [side for row in rows for side in _sides(row)]
     recorded: list[Sequence] = []
     for start in range(0, len(sides), SLAB):

@@ -1,15 +1,14 @@
 """PRIME's process rewards (https://arxiv.org/abs/2502.01456): per-token rewards learned from outcomes only.
 
 The reward model is a language model phi with token rewards r_t = beta (log phi - log ref); their sum over an answer is
-trained with cross-entropy to predict whether the answer is right. It is initialised as the reference, so its rewards
-are exactly 0 at first. Alternatively it is a trained reward model with its own reference; if all its weights are
-frozen, it only provides rewards.
+trained with cross-entropy to predict whether the answer is right. It is initialised as the reference, or is a trained
+reward model with its own reference; if all its weights are frozen, it only provides rewards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,33 +26,27 @@ from novarl.learn.plan import per_trajectory
 from novarl.learn.scorer import Scorer
 
 
-@dataclass(frozen=True, slots=True)
-class PrimeSettings:
-    """`beta` scales the rewards; an outcome is right if its reward is at least `threshold`."""
-
-    beta: float
-    threshold: float
-    optim: OptimSettings
-
-
 class ProcessRewards:
-    """A supplier of token rewards: one update on a rollout's outcomes, then rewards from the updated model."""
+    """A supplier of token rewards: one update on a rollout's outcomes, then rewards from the updated model. `beta`
+    scales the rewards; an outcome is right from `threshold` on. `reference`: that of phi, if it is not that of the
+    policy."""
 
     def __init__(
         self,
         scorer: Scorer,
-        settings: PrimeSettings,
         *,
+        beta: float,
+        threshold: float,
+        optim: OptimSettings,
         ranks: Ranks,
         budget: int,
         reference: Scorer | None = None,
     ) -> None:
-        """`reference`: the reference of phi, if it is not that of the policy."""
-        self.scorer, self.settings, self.ranks, self.budget = scorer, settings, ranks, budget
-        self.reference = reference
+        self.scorer, self.ranks, self.budget, self.reference = scorer, ranks, budget, reference
+        self.beta, self.threshold = beta, threshold
         learns = any(parameter.requires_grad for parameter in scorer.model.parameters())
         self.accumulator = (
-            Accumulator(scorer.model, scorer, optim=settings.optim, ranks=ranks, budget=budget) if learns else None
+            Accumulator(scorer.model, scorer, optim=optim, ranks=ranks, budget=budget) if learns else None
         )
         self.optimizer = self.accumulator.optimizer if self.accumulator else None
         self._split: Record = {}
@@ -67,7 +60,7 @@ class ProcessRewards:
         record = {} if self.accumulator is None else self._update(batch, ref_logp, self.accumulator)
         self._split = {SPLIT: record.pop(SPLIT)} if SPLIT in record else {}
         logp = self.scorer.logprobs(batch, self.ranks, self.budget).to(ref_logp)
-        rewards = token_rewards(logp, ref_logp, batch.mask, beta=self.settings.beta)
+        rewards = token_rewards(logp, ref_logp, batch.mask, beta=self.beta)
         record["process_reward_mean"] = rewards[batch.mask].double().mean().item()
         record["process_reward_std"] = rewards[batch.mask].double().std(unbiased=False).item()
         return replace(scores, token_reward=rewards.to(batch.behavior_logp)), record
@@ -88,16 +81,15 @@ class ProcessRewards:
         logp, _ = self.scorer(part)
         reference, trained = reference.to(logp), ~part.baseline
         gain = per_trajectory(part, logp - reference)
-        label = (part.reward >= self.settings.threshold).to(logp.dtype)
-        losses = implicit_ce(gain, torch.zeros_like(gain), label, beta=self.settings.beta)[trained]
+        label = (part.reward >= self.threshold).to(logp.dtype)
+        losses = implicit_ce(gain, torch.zeros_like(gain), label, beta=self.beta)[trained]
         (losses.sum() / count).backward()
         right = ((gain > 0) == label.bool())[trained]
         ledger.mean("process_loss", losses)
         ledger.mean("process_accuracy", right.double())
 
     def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
-        """Does nothing: the model was updated before its rewards were computed. Its split micro-batches are reported
-        with the first minibatch only."""
+        """Only report the split micro-batches of `supply`, with the first minibatch."""
         split, self._split = self._split, {}
         return split
 

@@ -1,8 +1,6 @@
 """Train reward models on pairs or labelled answers, with a scalar head or as the log-ratio of a language model.
 
-A reward model gives each sequence of a batch one number: `HeadScorer` evaluates a scalar head at the last token,
-`RatioScorer` sums beta (log phi - log ref) over the answer (https://arxiv.org/abs/2412.01981), which
-`algos.implicit_prm` divides into steps. The losses of `novarl rm loss=`:
+The losses of `novarl rm loss=`:
 
     bt             pairs              head       Bradley and Terry
     bce            labelled answers   head       cross-entropy of the label
@@ -14,7 +12,7 @@ A reward model gives each sequence of a batch one number: `HeadScorer` evaluates
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -24,19 +22,14 @@ from novarl.algos import implicit_prm, reward_modeling
 from novarl.core.types import Batch
 from novarl.distributed.ranks import Ranks
 from novarl.learn.accumulate import Scoring
+from novarl.learn.critic import HeadReader
 from novarl.learn.fitting import Splits
 from novarl.learn.optim import OptimSettings
 from novarl.learn.plan import piece, plan
-from novarl.learn.preference import (
-    TrajectoryLearner,
-    answer_sums,
-    check_reference,
-    pair_metrics,
-    sequences_apart,
-)
+from novarl.learn.preference import answer_sums, check_reference, pair_metrics, sequences_apart
 from novarl.learn.scorer import Scorer
-from novarl.models.forward import Layout, shares
-from novarl.models.heads import RewardOutput, ValueModel, last_positions, token_values
+from novarl.learn.supervised import OfflineLearner
+from novarl.models.heads import RewardOutput, last_positions
 
 PAIRED = frozenset({"bt", "implicit_dpo"})
 """Losses on pairs."""
@@ -50,36 +43,24 @@ class RewardScorer(Scoring, Protocol):
     def __call__(self, batch: Batch) -> RewardOutput: ...
 
 
-@dataclass(frozen=True, slots=True)
-class HeadScorer:
+class HeadScorer(HeadReader):
     """The scalar at the last token of each sequence."""
 
-    model: ValueModel
-    layout: Layout = "auto"
-    compute_dtype: torch.dtype = torch.float32
-    splits: Splits = field(default_factory=Splits, compare=False)
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.head.weight.device
-
-    @property
-    def shares(self) -> bool:
-        return shares(self.model.model, self.layout)
+    __slots__ = ()
 
     def __call__(self, batch: Batch) -> RewardOutput:
-        last = last_positions(batch)
-        values = token_values(self.model, batch, positions=last, layout=self.layout, compute_dtype=self.compute_dtype)
-        return RewardOutput(values)
+        return RewardOutput(self.read(batch, last_positions(batch)))
 
 
 @dataclass(frozen=True, slots=True)
 class RatioScorer:
-    """beta (log phi(y | x) - log ref(y | x)), token by token; the reference is recorded by
-    `learn.preference.with_reference`. Raises ValueError if it is not."""
+    """beta (log phi(y | x) - log ref(y | x)), token by token (https://arxiv.org/abs/2412.01981). Raises ValueError if
+    the reference is not recorded (`learn.preference.with_reference`). Without a `reference`: beta times the mean
+    log-probability of an answer's tokens."""
 
     scorer: Scorer
     beta: float
+    reference: bool = True
 
     @property
     def device(self) -> torch.device:
@@ -94,13 +75,16 @@ class RatioScorer:
         return self.scorer.splits
 
     def __call__(self, batch: Batch) -> RewardOutput:
+        if not self.reference:
+            logp = self.beta * self.scorer(batch)[0]
+            return RewardOutput(answer_sums(batch, logp) / answer_sums(batch, batch.mask.to(logp.dtype)))
         check_reference(batch)
         logp, _ = self.scorer(batch)
         token = implicit_prm.token_rewards(logp, batch.behavior_logp, batch.mask, beta=self.beta)
         return RewardOutput(answer_sums(batch, token), token)
 
 
-class RewardModelLearner(TrajectoryLearner):
+class RewardModelLearner(OfflineLearner):
     """Updates a reward model: `bt` or `implicit_dpo` on batches of `pack_pairs`, whose reward is the margin; `bce` or
     `implicit_ce` on those of `pack_labelled`, whose reward is the label."""
 
@@ -146,11 +130,8 @@ class RewardModelLearner(TrajectoryLearner):
 
 @torch.no_grad()
 def rewards_of(scorer: RewardScorer, batch: Batch, ranks: Ranks, budget: int) -> Tensor:
-    """The rewards [S] of a batch's sequences, on the CPU, the same on every rank, computed in parallel.
-
-    Used for evaluation: `rewards[0::2]` and `rewards[1::2]` for pairs, or sigma(reward) as probabilities of labels. A
-    sequence without trained tokens has 0.
-    """
+    """The rewards [S] of a batch's sequences, on the CPU, the same on every rank, computed in parallel; 0 for a
+    sequence without trained tokens. `rewards[0::2]` and `rewards[1::2]` are those of pairs."""
     each = sequences_apart(batch)
     whole = torch.zeros(each.reward.shape, dtype=each.reward.dtype)
     for trajectories in plan(each, ranks, budget, shares=scorer.shares):

@@ -64,8 +64,8 @@ class Scorer:
             )
 
     def read(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(log-probability, entropy, log-probability of the most likely token), each [N], of the trained tokens, from
-        the batch's hidden states."""
+        """(log-probability, entropy, log-probability of the most likely token), each [N], from the batch's hidden
+        states."""
         index = predicted(batch, batch.mask)
         support = None
         if batch.support is not None and batch.cu_support is not None:

@@ -12,9 +12,16 @@ from novarl.core.types import Batch, Credit, Record, Scored, Scores
 
 
 class Supplier(Protocol):
-    """`supply` is called once per rollout, before credit; `learn` for each minibatch, after the policy update."""
+    """`supply` is called once per rollout, before credit; `learn` for each minibatch, after the policy update. A
+    supplier without a model of its own learns nothing and has no state."""
 
     def supply(self, kept: Sequence[Scored], batch: Batch, scores: Scores, step: int) -> tuple[Scores, Record]: ...
-    def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        return

@@ -1,22 +1,21 @@
 """VinePPO's values (https://arxiv.org/abs/2410.01679): the mean reward of new continuations instead of a critic.
 
-The tokens of an answer are divided into steps. The value of the state at the beginning of a step is estimated from
-`samples` continuations by the policy, which are scored like any answer and never trained on. Equal states, such as the
-common beginnings of a group's answers, are estimated once.
+The value of the state at the beginning of each step of an answer is estimated from continuations by the policy, which
+are scored like any answer and never trained on. Equal states are estimated once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 import torch
 
-from novarl.core.types import Batch, Credit, Prompt, Record, Rollout, Scored, Scores
+from novarl.core.types import Batch, Prompt, Record, Rollout, Scored, Scores
 from novarl.distributed.ranks import Ranks
 from novarl.learn.plan import trajectory_of_tokens
+from novarl.learn.supplier import Supplier
 
 Answer = tuple[int, ...]
 
@@ -58,7 +57,7 @@ def boundaries(answer: Sequence[int], decode: Callable[[list[int]], str], *, spl
     return begins[:most]
 
 
-class Continuations:
+class Continuations(Supplier):
     """A supplier of values and their segments."""
 
     def __init__(
@@ -106,16 +105,6 @@ class Continuations:
         pairs = [(number, found) for (number, _), found in zip(numbered, mine, strict=True)]
         merged = {number: found for part in self.ranks.gather(pairs) for number, found in part}
         return [merged[number] for number in range(len(states))]
-
-    def learn(self, batch: Batch, scores: Scores, credit: Credit) -> Record:
-        """Does nothing: there is no model to train."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is no state to load."""
 
 
 def answer_of(rollout: Rollout) -> Answer:

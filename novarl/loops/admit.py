@@ -13,9 +13,8 @@ from novarl.core.types import Record, Rollout, Scored
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Failed rollouts are never used. With `varied`, groups with all rewards equal, which have no gradient, are
-    replaced by other prompts (dynamic sampling, DAPO, https://arxiv.org/abs/2503.14476), up to `max_refills` times the
-    prompts of a step."""
+    """Failed rollouts are never used. With `varied`, groups with all rewards equal are replaced by other prompts
+    (dynamic sampling, DAPO, https://arxiv.org/abs/2503.14476), up to `max_refills` times the prompts of a step."""
 
     varied: bool = False
     max_refills: int = 3
@@ -30,10 +29,7 @@ class Admission:
         return max(0, target - len(self._admitted(scored)))
 
     def keep(self, scored: Sequence[Scored], target: int) -> list[Scored]:
-        """The rollouts to train on: those of the first `target` admitted groups, in prompt order.
-
-        If no group varies, the first usable ones are kept; their advantages are 0.
-        """
+        """The rollouts of the first `target` admitted groups, in prompt order, or of the first usable ones."""
         admitted = self._admitted(scored) or replace(self, varied=False)._admitted(scored)
         chosen = set(admitted[:target])
         kept = [item for item in scored if item.reward is not None and item.rollout.group in chosen]

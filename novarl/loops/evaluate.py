@@ -64,8 +64,7 @@ def wilson(successes: float, n: float, z: float = 1.959964) -> tuple[float, floa
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % interval of the mean: Wilson's for values in [0, 1], otherwise the normal approximation.
 
-    For values between 0 and 1 Wilson's formula uses the effective sample size n p (1 - p) / v, where p is the mean and
-    v the variance of the values: the number of 0/1 rows whose mean has the same variance. For 0/1 values it is n.
+    Between 0 and 1 the effective sample size is n p (1 - p) / v, with p the mean and v the variance of the values.
     """
     n = len(values)
     if all(value in (0.0, 1.0) for value in values):
@@ -118,12 +117,8 @@ def evaluate(
                 by_prompt[item.rollout.group].append(item.reward)
                 if best_of is not None:
                     if best_of not in item.rewards:
-                        known = ", ".join(item.rewards)
-                        raise NovaError(
-                            f"no single-valued reward named {best_of!r}",
-                            where="best_of",
-                            fix=f"one of {known}",
-                        )
+                        what, fix = f"no single-valued reward named {best_of!r}", f"one of {', '.join(item.rewards)}"
+                        raise NovaError(what, where="best_of", fix=fix)
                     group = item.rollout.group
                     picked[group] = max(picked.get(group, item), item, key=lambda one: one.rewards[best_of])
         for size in [size for size in (1, 2, 4, 8, 16, 32, 64) if size < k] + [k]:
@@ -151,8 +146,8 @@ def _together(ranks: Ranks, mine: list[Scored]) -> list[Scored]:
 def evaluate_likelihood(
     rows: Sequence[TokenSequence], logprobs: Callable[[Batch], Tensor], *, batch_size: int = 64
 ) -> Evaluation:
-    """The likelihood of held-out rows: `score` is the mean over rows of the mean log-probability per trained token, in
-    nats, with its 95 % interval."""
+    """The likelihood of held-out rows: `score` is the mean of each row's mean log-probability per trained token, in
+    nats."""
     means: list[float] = []
     for begin in range(0, len(rows), batch_size):
         batch = pack_sequences(rows[begin : begin + batch_size])

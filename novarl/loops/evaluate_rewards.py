@@ -20,12 +20,10 @@ BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class RewardEvaluation(Evaluation):
-    """`score` is the accuracy, with Wilson's interval; `auroc` compares the rewards of good and bad answers.
-
-    `ece` and `brier` are of sigma(reward) as the probability that a labelled answer is good, and for a pair of
-    sigma(r_chosen - r_rejected) as the probability that the chosen one is better. `bins` of the reliability diagram
-    hold the number of rows, their mean probability and the fraction of good ones. `rewards` are those of all sides.
-    """
+    """`score` is the accuracy, with Wilson's interval; `auroc` compares the rewards of good and bad answers. `ece` and
+    `brier` are of sigma(reward) as the probability that a labelled answer is good, and for a pair of sigma(r_chosen -
+    r_rejected). `bins` hold the number of rows, their mean probability and the fraction of good ones; `rewards` are
+    those of all sides."""
 
     auroc: float = math.nan
     ece: float = math.nan
@@ -44,11 +42,8 @@ class RewardEvaluation(Evaluation):
 def evaluate_rewards(
     rows: Sequence[Pair | Labelled], rewards: Callable[[Batch], Tensor], *, batch_size: int = 64
 ) -> RewardEvaluation:
-    """Score held-out pairs or labelled answers with `rewards`, which returns one number per sequence of a batch [S].
-
-    A pair is right if the chosen side has the higher reward, a labelled answer if the sign of its reward matches the
-    label. An exact tie counts half, so a policy equal to its reference scores 0.5.
-    """
+    """Score held-out pairs or labelled answers with `rewards`, which returns one number per sequence of a batch [S]. A
+    pair is right if the chosen side has the higher reward, a labelled answer by the sign; an exact tie counts half."""
     found: list[Tensor] = []
     labels: list[float] = []
     for begin in range(0, len(rows), batch_size):

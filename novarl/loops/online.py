@@ -1,8 +1,7 @@
 """The reinforcement-learning loop: sample, score, credit, update, sync.
 
-`online` is a generator over an explicit state. It yields the Record of each optimiser update, the same on every rank,
-and has no hidden state between yields: evaluation, checkpoints and early stopping are ordinary code in the caller's
-`for` loop, and a state saved at any yield resumes exactly.
+`online` yields the Record of each optimiser update, the same on every rank, and has no hidden state between yields:
+evaluation and checkpoints are ordinary code in the caller's loop, and a state saved at any yield resumes exactly.
 """
 
 from __future__ import annotations
@@ -123,10 +122,8 @@ def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
 
 
 def gather(stages: Stages, play: Play, stream: dict[str, Any], *, step: int, version: int) -> Gathered:
-    """Sample and score prompts from the data position `stream` on, until the admission has enough groups.
-
-    The number of prompts depends only on the rewards, in prompt order, not on which answer finished first.
-    """
+    """Sample and score prompts from the data position `stream` on, until the admission has enough groups; how many
+    depends on the rewards in prompt order, not on which answer finished first."""
     asked: list[tuple[int, Prompt]] = []
     scored: list[Scored] = []
     while wanted := stages.admission.missing(scored, stages.prompts_per_rollout, asked=len(asked)):

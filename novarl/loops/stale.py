@@ -3,11 +3,8 @@
     this process     publish w_k · credit and update on rollout k ──► w_k+1      publish w_k+1 · update on rollout k+1
     the sampler's        └─► sample and score rollout k + 1, by w_k ──────────────┘  └─► rollout k + 2, by w_k+1
 
-Every rollout except the first is exactly one step stale, because sampler and learner wait for each other. Old
-log-probabilities are those of the weights at the start of a step's first update, and the ratio pi_old / mu corrects for
-the step in between. The selection and order of prompts depends only on seed and rewards, as in `online`, not on timing.
-
-    One-step off-policy training of language models: https://arxiv.org/abs/2410.18252
+Every rollout except the first is exactly one step stale. Old log-probabilities are those of the weights at the start of
+a step's first update, and pi_old / mu corrects for the step in between (https://arxiv.org/abs/2410.18252).
 """
 
 from __future__ import annotations
@@ -32,11 +29,8 @@ class Sampler(Protocol):
 
 
 def stale(state: LoopState, stages: Stages, sampler: Sampler, *, steps: int) -> Iterator[Record]:
-    """Run until step `steps`, yielding after every optimiser update.
-
-    `state.ahead` is the rollout in progress or ready at a yield. After the last step there is none: if the run is
-    extended, it starts with a rollout of the current weights.
-    """
+    """Run until step `steps`, yielding after every optimiser update. `state.ahead` is the rollout in progress or ready;
+    after the last step there is none."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="novarl-ahead")
 
     def begin(step: int, stream: dict[str, Any]) -> Future[Gathered]:

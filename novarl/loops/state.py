@@ -12,7 +12,7 @@ from torch import Tensor
 
 from novarl.core.types import Batch, Credit, Record, Scored, Scores
 from novarl.data.pack import select
-from novarl.data.serial import scored_from_dict, scored_to_dict
+from novarl.data.serial import from_dict, to_dict
 
 
 @dataclass(slots=True)
@@ -91,8 +91,8 @@ def _columns(value: Batch | Scores | Credit) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The scored rollouts of a step before training: `version` of the sampling weights, the `epoch` of the last prompt,
-    and `stream`, the data position after it."""
+    """The scored rollouts of a step: `version` of the weights, the last prompt's `epoch`, and `stream`, the data
+    position."""
 
     scored: Sequence[Scored]
     stream: dict[str, Any]
@@ -100,22 +100,19 @@ class Gathered:
     version: int
 
     def state_dict(self) -> dict[str, Any]:
-        scored = [scored_to_dict(item) for item in self.scored]
+        scored = [to_dict(item) for item in self.scored]
         return {"scored": scored, "stream": self.stream, "epoch": self.epoch, "version": self.version}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Gathered:
-        scored = [scored_from_dict(item) for item in state["scored"]]
+        scored = [from_dict(Scored, item) for item in state["scored"]]
         return cls(scored, dict(state["stream"]), int(state["epoch"]), int(state["version"]))
 
 
 @dataclass(slots=True)
 class LoopState:
-    """The position of a loop. `step` counts finished steps, `update` optimiser updates; `stream` is the data position.
-
-    `ahead` holds the next step's rollouts if they are sampled during training. A checkpoint waits for them and includes
-    them, so that resuming does not sample them again.
-    """
+    """The position of a loop. `step` counts finished steps, `update` optimiser updates; `stream` is the data position;
+    `ahead` holds the next step's rollouts if they are sampled during training: a checkpoint waits for them."""
 
     step: int = 0
     update: int = 0

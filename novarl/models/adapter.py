@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
+from novarl.models.files import read_json, read_tensors
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -20,8 +20,7 @@ _UNSUPPORTED = {"use_dora": False, "modules_to_save": None, "bias": "none", "tar
 
 
 def holds_adapter(folder: Path) -> bool:
-    """Whether the directory holds only an adapter. Raises NovaError if it also holds a model, because it is ambiguous
-    whether the two belong together."""
+    """Whether the directory holds only an adapter. NovaError beside a model: whether it is for that one is unknown."""
     if not (folder / CONFIG).is_file():
         return False
     if (folder / "config.json").is_file():
@@ -49,21 +48,13 @@ def base_of(folder: Path) -> str:
 
 @torch.no_grad()
 def merge_adapter(model: nn.Module, folder: Path) -> None:
-    """W += scale * B A in every layer of the adapter; scale = alpha / r, or alpha / sqrt(r) with rslora.
-
-    Raises NovaError if the weights are missing or belong to another model.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    """W += scale * B A in every layer; scale = alpha / r, or alpha / sqrt(r) with rslora. NovaError: weights are
+    missing or another model's."""
     config, path = _config(folder), folder / WEIGHTS
     fix = "save the adapter again with save_pretrained of PEFT"
     if not path.is_file():
         raise NovaError(f"{WEIGHTS} is missing", where=str(folder), fix=fix)
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise NovaError(f"the adapter cannot be read: {error}", where=str(path), fix=fix) from error
+    tensors = read_tensors(path, "the adapter", fix=fix)
     layers = dict(model.named_modules())
     left = set(tensors)
     for name in sorted(tensors):
@@ -87,25 +78,12 @@ def _delta(config: dict[str, Any], layer: str, down: Tensor, up: Tensor | None) 
     """scale * B A in float32, or None if the shapes do not match."""
     if up is None or up.shape[-1] != down.shape[0]:
         return None
-    rank, alpha = down.shape[0], _of_layer(config.get("alpha_pattern") or {}, layer, config.get("lora_alpha", 8))
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    rank, patterns = down.shape[0], (config.get("alpha_pattern") or {}).items()
+    own = (value for end, value in patterns if f".{layer}".endswith(f".{end}"))
+    scale = float(next(own, config.get("lora_alpha", 8))) / (math.sqrt(rank) if config.get("use_rslora") else rank)
     delta: Tensor = scale * (up.float() @ down.float())
     return delta
 
 
-def _of_layer(pattern: dict[str, Any], layer: str, usual: float) -> float:
-    """The value of the first pattern that is a suffix of the layer's name."""
-    return float(next((value for end, value in pattern.items() if f".{layer}".endswith(f".{end}")), usual))
-
-
 def _config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise NovaError(f"not valid JSON: {error}", where=str(path), fix="copy the file again") from error
-    except RecursionError as error:
-        raise NovaError("the file is nested too deeply", where=str(path), fix="copy the file again") from error
-    if not isinstance(config, dict):
-        raise NovaError("not a JSON object", where=str(path), fix="copy the file again")
-    return config
+    return read_json(folder / CONFIG, fix="copy the file again")

@@ -23,10 +23,8 @@ STEADY_ROPE = ("default", "linear", "llama3")
 
 
 def adopt(model: Any) -> Decoder | None:
-    """A decoder that shares the tensors of `model`, or None if it would compute something else.
-
-    The caller has checked that `model` has no attention windows.
-    """
+    """A decoder that shares the tensors of `model`, which has no attention windows; None if it would compute something
+    else."""
     if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers.models."):
         return None
     given: Any = model.config

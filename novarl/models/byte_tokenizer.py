@@ -17,16 +17,13 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from novarl.core.errors import NovaError
+from novarl.core.types import Message
 from novarl.processes.renderer import render
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from novarl.core.types import Message
 
 SPECIALS = ("<pad>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 
@@ -71,10 +68,8 @@ class ByteTokenizer:
         return 256 + len(SPECIALS)
 
     def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
-        """The bytes of `text`; names of special tokens become those tokens. No tokens are added at either end.
-
-        Raises NovaError if `text` cannot be encoded in UTF-8 (a lone surrogate).
-        """
+        """The bytes of `text`, and special tokens for their names. NovaError for a lone surrogate, which is not
+        UTF-8."""
         ids: list[int] = []
         for part in _SPLIT.split(text):
             if part in SPECIALS:
@@ -107,10 +102,8 @@ class ByteTokenizer:
         chat_template: str | None = None,
         **template_kwargs: Any,
     ) -> Any:
-        """The conversation as text, or with `tokenize` as {"input_ids", "attention_mask"}, as in Hugging Face.
-
-        `template_kwargs`: further template variables, such as `tools`.
-        """
+        """The conversation as text, or with `tokenize` as {"input_ids", "attention_mask"}; `template_kwargs`: variables
+        such as `tools`."""
         template = chat_template or self.chat_template
         assert template is not None
         given = {"eos_token": self.eos_token, "pad_token": self.pad_token, "tools": None, **template_kwargs}
@@ -150,10 +143,7 @@ class ByteTokenizer:
 
 
 def _written(*, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """`CHAT_TEMPLATE` rendered for a conversation without tools.
-
-    Avoids importing jinja2 and rendering thousands of prompts in its sandbox.
-    """
+    """`CHAT_TEMPLATE` rendered for a conversation without tools, without jinja2 and its slow sandbox."""
     turns = []
     for message in messages:
         role = message.get("role", "")
@@ -185,8 +175,7 @@ def _compiled() -> Callable[..., str]:
 
 @functools.cache
 def _byte_characters() -> tuple[str, ...]:
-    """GPT-2's printable character for each byte: the byte itself if printable, otherwise the next one from U+0100
-    on."""
+    """GPT-2's character for each byte: itself if printable, otherwise the next one from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = iter(range(0x100, 0x200))
     return tuple(chr(byte) if byte in printable else chr(next(stand_ins)) for byte in range(256))

@@ -1,9 +1,8 @@
 """Compile layers with torch.compile; useful on a GPU, where fewer small kernels mean fewer launches.
 
-The learner's forward and backward passes are compiled layer by layer, so that one graph serves all layers and any
-number of tokens. Attention is not compiled, because packing changes its plan with every batch. Sampling is not compiled
-either: the built-in decoder has its own forward pass for it, which is captured as a CUDA graph on a GPU (`recorded`),
-and for other models every longer cache would be a new shape.
+The learner's passes are compiled layer by layer, so that one graph serves all layers and any number of tokens.
+Attention is not compiled, because packing changes its plan with every batch; nor is sampling: the built-in decoder has
+a CUDA graph for it (`recorded`), and for other models every longer cache would be a new shape.
 """
 
 from __future__ import annotations
@@ -25,11 +24,8 @@ WITHOUT = "leave compile out"
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Compile the layers of a language model in place; results change only by rounding.
-
-    The first passes include compilation time. Raises NovaError if there is no compiler for the model's device, or if
-    the model's layers cannot be identified.
-    """
+    """Compile the layers in place; results change only by rounding, and the first passes take longer. NovaError: no
+    compiler for the device, or no layers are recognised."""
     layers = _layers(model)
     if not layers:
         raise NovaError(f"the layers of {type(model).__name__} cannot be identified", where="compile=true", fix=WITHOUT)
@@ -71,8 +67,7 @@ def _check_compiler(device: torch.device) -> None:
 
 
 def _apart(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`attend` outside of compiled graphs. The result [B, H, L, D] is copied to the memory layout [B, L, H, D], because
-    every other layout would trigger a recompilation."""
+    """`attend` outside of compiled graphs, with its result in one memory layout: any other one would be recompiled."""
 
     def outside(*arguments: Any, **options: Any) -> Tensor:
         mixed = attend(*arguments, **options).transpose(1, 2)

@@ -9,13 +9,15 @@ to each sequence. "shared" also computes common prefixes of neighbouring sequenc
 from __future__ import annotations
 
 import contextlib
+from contextlib import AbstractContextManager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from novarl.algos.support import Support
 from novarl.core.errors import NovaError
 from novarl.kernels.attention import PACKING_ATTENTION
 from novarl.kernels.logprobs import chunked_scores, logits_logprobs
@@ -24,13 +26,6 @@ from novarl.kernels.prefix import Group, find_groups, unique_places
 from novarl.kernels.products import full_rows, is_fast
 from novarl.models.plain import PlainModel
 from novarl.models.transformer import Decoder
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor
-
-    from novarl.algos.support import Support
 
 Layout = Literal["auto", "shared", "packed", "padded"]
 
@@ -198,7 +193,9 @@ def read_scores(
     these M tokens, their distributions are renormalised over it."""
     if isinstance(model, PlainModel):
         logp, entropy = logits_logprobs(hidden, batch.tokens[index], temperature, support=support)
-        columns = (logp, entropy, _likeliest(hidden.detach(), temperature, support))
+        logits = hidden.detach()
+        best, _ = logits_logprobs(logits, logits.argmax(-1), temperature, support=support)
+        columns = (logp, entropy, best)
     else:
         weight, bias = head(model)
         columns = chunked_scores(
@@ -207,12 +204,6 @@ def read_scores(
     zeros = columns[0].new_zeros(batch.tokens.shape)
     logp, entropy, best = (zeros.index_copy(0, index, column) for column in columns)
     return logp, entropy, best
-
-
-def _likeliest(logits: Tensor, temperature: float, support: Support | None) -> Tensor:
-    """The log-probability of each row's most likely token, which every truncation keeps."""
-    best, _ = logits_logprobs(logits, logits.argmax(-1), temperature, support=support)
-    return best
 
 
 def _packed(

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
+from novarl.core.types import Tokenizer
 from novarl.kernels.attention import choose_kernel
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.forward import vocabulary_of
-from novarl.models.load import COMPUTE_DTYPES, Policy, head_size, pretrained_policy
+from novarl.models.load import COMPUTE_DTYPES, Policy, pretrained_policy
 from novarl.models.lora import plain_parameters
 from novarl.models.plain import PlainModel
 from novarl.models.transformer import Decoder
-
-if TYPE_CHECKING:
-    from novarl.core.types import Tokenizer
 
 
 def policy_of(
@@ -30,12 +27,9 @@ def policy_of(
     gradient_checkpointing: bool = False,
     attn: str = "auto",
 ) -> Policy:
-    """The policy that trains `model` in place. Raises NovaError if it is not a causal language model.
-
-    A transformers model runs as one that is loaded does, a built-in one too; any other module by its own `forward`
-    (`models.plain`). Without a `tokenizer`, tokens are those of `ByteTokenizer`: right for the built-in models and for
-    modules of the user's own with 262 tokens or more.
-    """
+    """The policy that trains `model` in place: a transformers model as if it were loaded, a built-in one, or any other
+    module by its own `forward` (`models.plain`). Without a `tokenizer`, tokens are those of `ByteTokenizer`, for the
+    built-in models and modules with 262 tokens or more. NovaError if it is not a causal language model."""
     device, name = torch.device(device), type(model).__name__
     compute_dtype = COMPUTE_DTYPES[dtype]
     model.to(device=device, dtype=torch.float64 if compute_dtype is torch.float64 else torch.float32)
@@ -49,7 +43,14 @@ def policy_of(
         if tokenizer is None:
             what = f"{name} was given without a tokenizer"
             raise NovaError(what, where="tokenizer", fix="pass tokenizer=AutoTokenizer.from_pretrained(...)")
-        return _checked(_pretrained(model, tokenizer, compute_dtype, device, gradient_checkpointing, attn))
+        from novarl.models.hugging_face.pretrained import settle_tokenizer, to_learn_from
+
+        ready, obstacle = to_learn_from(model, name, gradient_checkpointing=gradient_checkpointing)
+        settle_tokenizer(tokenizer, name)
+        policy = pretrained_policy(
+            ready, tokenizer, obstacle, name, compute_dtype=compute_dtype, device=device, attn=attn
+        )
+        return _checked(policy)
     plain = PlainModel(model.eval())
     own = tokenizer or ByteTokenizer()
     return _checked(Policy(plain, own, name, (own.eos_token_id,), plain.context, compute_dtype))
@@ -72,25 +73,6 @@ def read_weights(model: PlainModel, folder: Path) -> None:
     except (OSError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise NovaError(f"the weights cannot be loaded: {first}", where=str(folder)) from error
-
-
-def _pretrained(
-    model: Any,
-    tokenizer: Any,
-    compute_dtype: torch.dtype,
-    device: torch.device,
-    gradient_checkpointing: bool,
-    attn: str,
-) -> Policy:
-    from novarl.models.hugging_face.pretrained import settle_tokenizer, to_learn_from
-
-    name = type(model).__name__
-    ready, obstacle = to_learn_from(model, name, gradient_checkpointing=gradient_checkpointing)
-    settle_tokenizer(tokenizer, name)
-    ready.packed_kernel = choose_kernel(
-        attn if obstacle is None else "auto", device, compute_dtype, head_size=head_size(model.config)
-    )
-    return pretrained_policy(ready, tokenizer, obstacle, name, compute_dtype)
 
 
 def _checked(policy: Policy) -> Policy:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
 from novarl.models import load
+from novarl.models.files import WHOLE, read_tensors
 from novarl.models.forward import Layout, Packed, head as language_head, hidden_states
 from novarl.models.lora import sibling
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 VALUE_HEAD = "value_head.safetensors"
 """The file in the model directory that holds the scalar head: tensors `weight` [1, D] and `bias` [1]."""
@@ -28,11 +25,9 @@ VALUE_HEAD = "value_head.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class RewardOutput:
-    """The output of a reward model for a batch: `sequence` [S], and optionally `token` [N], its per-token parts.
-
-    A scalar head evaluated at the last token has no `token`. Implicit rewards (`algos.implicit_prm`) have one, whose
-    sum over a sequence's mask is `sequence`. Summing per-token values is not a sequence reward and is not done here.
-    """
+    """The output of a reward model for a batch: `sequence` [S], and of implicit rewards (`algos.implicit_prm`) `token`
+    [N], the parts whose sum over a sequence's mask is `sequence`. A scalar head evaluated at the last token has no
+    `token`."""
 
     sequence: Tensor
     token: Tensor | None = None
@@ -62,11 +57,9 @@ class ValueModel(nn.Module):
 
 
 def with_head(model: nn.Module, *, separate: bool = False) -> ValueModel:
-    """`model` with a zero scalar head of its width, in the dtype and on the device of its language-model head.
-
-    By default the value model shares `model` and its weights. `separate` makes a copy (with LoRA: its own adapters on
-    the same base). Its language-model head is unused, so it is frozen unless tied to the embedding.
-    """
+    """`model` with a zero scalar head, of the width, dtype and device of its language-model head. The value model
+    shares `model` and its weights; `separate` makes a copy (with LoRA: own adapters on the same base), whose unused
+    language-model head is frozen unless tied to the embedding."""
     if separate:
         model = sibling(model)
     weight, bias = language_head(model)
@@ -86,12 +79,9 @@ def token_values(
     layout: Layout = "auto",
     compute_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The values [M] at the flat `positions` [M] int64 of a batch; position p depends on its sequence up to p.
-
-    For a critic `positions = batch.prev[batch.mask]`, for a reward model `last_positions(batch)`. The head runs in the
-    dtype of its weights, whatever `compute_dtype`. Raises ValueError for a negative position, such as a first token's
-    `prev`.
-    """
+    """The values [M] at the flat `positions` [M] int64, each of which depends on its sequence up to there:
+    `batch.prev[batch.mask]` for a critic, `last_positions(batch)` for a reward model. The head runs in the dtype of its
+    weights. ValueError for a negative position, such as a first token's `prev`."""
     if positions.numel() and int(positions.min()) < 0:
         raise ValueError(f"positions must not be negative: {int(positions.min())}")
     hidden = hidden_states(
@@ -132,13 +122,8 @@ def refuse_reward_model(name: str) -> None:
 
 
 def load_head(folder: str | Path, model: nn.Module) -> ScalarHead:
-    """The head that `save_with_head` wrote to `folder`, bit-exact, on the device of `model`.
-
-    Raises NovaError if it is missing, cannot be read, or has another width.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    """The head that `save_with_head` wrote, bit-exact, on the device of `model`. NovaError: it is missing, cannot be
+    read, or has another width."""
     path = Path(folder, VALUE_HEAD)
     if not path.is_file():
         raise NovaError(
@@ -146,14 +131,11 @@ def load_head(folder: str | Path, model: nn.Module) -> ScalarHead:
             where=str(folder),
             fix="use the model directory of a novarl rm run with loss bt or bce",
         )
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise NovaError(f"the head cannot be read: {error}", where=str(path), fix=load.WHOLE) from error
+    tensors = read_tensors(path, "the head")
     weight = language_head(model)[0]
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != {"weight": (1, weight.size(1)), "bias": (1,)}:
-        raise NovaError(f"the head has {shapes}, the model's size is {weight.size(1)}", where=str(path), fix=load.WHOLE)
+        raise NovaError(f"the head has {shapes}, the model's size is {weight.size(1)}", where=str(path), fix=WHOLE)
     head = ScalarHead(weight.size(1), dtype=tensors["weight"].dtype, device=weight.device)
     with torch.no_grad():
         for name, parameter in head.named_parameters():

@@ -28,7 +28,10 @@ class ImplicitModel:
     @torch.no_grad()
     def token_rewards(self, batch: Batch) -> Tensor:
         """The rewards [N] of a batch's tokens, 0 outside its mask."""
-        logp, reference = (self._logprobs(model, batch) for model in (self.model, self.reference))
+        logp, reference = (
+            token_logprobs(model, batch, wanted=batch.mask, compute_dtype=self.compute_dtype)[0]
+            for model in (self.model, self.reference)
+        )
         return token_rewards(logp, reference, batch.mask, beta=self.beta)
 
     def answer_rewards(self, batch: Batch) -> Tensor:
@@ -36,7 +39,3 @@ class ImplicitModel:
         found = self.token_rewards(batch).double()
         owner = torch.repeat_interleave(batch.cu_seqlens.diff())
         return found.new_zeros(batch.cu_seqlens.numel() - 1).index_add(0, owner, found)
-
-    def _logprobs(self, model: nn.Module, batch: Batch) -> Tensor:
-        logp, _ = token_logprobs(model, batch, wanted=batch.mask, compute_dtype=self.compute_dtype)
-        return logp

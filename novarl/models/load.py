@@ -10,25 +10,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
+from novarl.core.types import Tokenizer
 from novarl.distributed.shard import gather, sharding_of
 from novarl.kernels.attention import COMMON_SIZE, choose_kernel
 from novarl.models import tiny
 from novarl.models.adapter import base_of, holds_adapter, merge_adapter
 from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.files import WHOLE, read_json
 from novarl.models.forward import head
 from novarl.models.lora import merged
 from novarl.models.plain import PlainModel
-from novarl.models.transformer import WHOLE, Decoder, DecoderConfig, Origin
+from novarl.models.transformer import Decoder, DecoderConfig, Origin
 from novarl.models.trust import NOTHING, Trust
-
-if TYPE_CHECKING:
-    from novarl.core.types import Tokenizer
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """Accepted values of `dtype`. With bfloat16 the weights are still float32, and matrix products use bfloat16."""
@@ -44,13 +43,10 @@ UNSTATED_CONTEXT = 32_768
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A language model with everything needed to sample from it and train it.
-
-    `eos_ids` are all ids that end a completion, `context` is the maximum sequence length, `compute_dtype` the dtype of
-    `forward`, `template_kwargs` keyword arguments of the chat template for every row, `template_date` the current date
-    for templates that use it, `padded_because` why the model does not support packing (None: it does),
-    `context_because` why its context is shorter than its configuration says (None: it is not).
-    """
+    """A language model with everything needed to sample from it and train it. `eos_ids` end a completion, `context` is
+    the maximum sequence length, `compute_dtype` the dtype of `forward`; `template_kwargs` are the chat template's
+    arguments for every row, `template_date` is its current date. `padded_because` says why packing is not supported
+    (None: it is), `context_because` why the context is shorter than configured (None: it is not)."""
 
     model: nn.Module
     tokenizer: Tokenizer
@@ -85,11 +81,8 @@ def load(
     trust: Trust = NOTHING,
 ) -> Policy:
     """The policy called `name`: "tiny" or "small" (drawn from `seed`, head `tied` or not), a directory, or a Hub id.
-
-    `attn`: the kernel for packed attention, "auto" or a name (`attention.choose_kernel`). `trust`: the models whose
-    code may be run and whose pickles may be read; by default none. Raises NovaError if `name` is not a causal language
-    model.
-    """
+    `attn`: the kernel for packed attention (`attention.choose_kernel`). `trust`: the models whose code may be run and
+    whose pickles may be read, by default none. NovaError if `name` is not a causal language model."""
     if dtype not in COMPUTE_DTYPES:
         raise NovaError(f"unknown dtype '{dtype}'", where="dtype", fix=f"one of {', '.join(COMPUTE_DTYPES)}")
     compute_dtype, device = COMPUTE_DTYPES[dtype], torch.device(device)
@@ -106,19 +99,19 @@ def load(
         _check_directory(name)
         own = _own_tokenizer(Path(name))
         if own is None:
-            policy = _load_pretrained(
-                name, stored, compute_dtype, device, gradient_checkpointing=gradient_checkpointing, trust=trust
+            from novarl.models.hugging_face.pretrained import load_pretrained
+
+            model, theirs, obstacle = load_pretrained(
+                name, dtype=stored, device=device, gradient_checkpointing=gradient_checkpointing, trust=trust
             )
-            if policy.padded_because is not None and attn not in ("auto", "sdpa"):
-                reason = f"it uses its own attention with padding ({policy.padded_because})"
+            if obstacle is not None and attn not in ("auto", "sdpa"):
+                reason = f"it uses its own attention with padding ({obstacle})"
                 raise NovaError(f"{name} cannot use it: {reason}", where=f"attn={attn}", fix="attn=auto")
-            size = head_size(policy.model.config)
-            policy.model.packed_kernel = choose_kernel(  # type: ignore[assignment]
-                attn, device, compute_dtype, head_size=size
+            return pretrained_policy(
+                model, theirs, obstacle, name, compute_dtype=compute_dtype, device=device, attn=attn
             )
-            return policy
-        decoder, tokenizer = _read_decoder(Path(name)), own
-        stated = _read_json(Path(name, "generation_config.json")).get("eos_token_id")
+        decoder, tokenizer = Decoder.load(name), own
+        stated = read_json(Path(name, "generation_config.json")).get("eos_token_id")
     decoder.model.gradient_checkpointing = gradient_checkpointing
     decoder.packed_kernel = choose_kernel(attn, device, compute_dtype, head_size=decoder.config.head_dim)
     return Policy(
@@ -132,11 +125,8 @@ def load(
 
 
 def save(policy: Policy, directory: str | Path) -> None:
-    """Save model, generation config and tokenizer, for `load` and `AutoModelForCausalLM.from_pretrained`.
-
-    Adapters are merged into what is written; the model itself stays as it is. All ranks call it where the model is
-    sharded, and the first one writes.
-    """
+    """Save model, generation config and tokenizer, for `load` and transformers. Adapters are merged in what is written
+    only. All ranks of a sharded model call it; the first one writes."""
     model, sharding = merged(gather(policy.model)), sharding_of(policy.model)
     if sharding is not None and sharding.ranks.rank > 0:
         return
@@ -173,27 +163,19 @@ def _adapted(base: Policy, folder: Path, trust: Trust) -> Policy:
     return replace(base, name=str(folder), tokenizer=tokenizer, eos_ids=ends)
 
 
-def _load_pretrained(
+def pretrained_policy(
+    model: Any,
+    tokenizer: Any,
+    obstacle: str | None,
     name: str,
-    stored: torch.dtype,
+    *,
     compute_dtype: torch.dtype,
     device: torch.device,
-    *,
-    gradient_checkpointing: bool,
-    trust: Trust,
-) -> Policy:
-    from novarl.models.hugging_face.pretrained import load_pretrained
-
-    model, tokenizer, obstacle = load_pretrained(
-        name, dtype=stored, device=device, gradient_checkpointing=gradient_checkpointing, trust=trust
-    )
-    return pretrained_policy(model, tokenizer, obstacle, name, compute_dtype)
-
-
-def pretrained_policy(
-    model: Any, tokenizer: Any, obstacle: str | None, name: str, compute_dtype: torch.dtype
+    attn: str,
 ) -> Policy:
     """The policy of a transformers model that is ready to train: loaded, or given as an object."""
+    kernel = attn if obstacle is None else "auto"
+    model.packed_kernel = choose_kernel(kernel, device, compute_dtype, head_size=_head_size(model.config))
     about: Origin = (model.origin if isinstance(model, Decoder) else None) or model
     context, because = context_of(about.config, tokenizer, name)
     return Policy(
@@ -208,7 +190,7 @@ def pretrained_policy(
     )
 
 
-def head_size(config: Any) -> int:
+def _head_size(config: Any) -> int:
     """The size of an attention head, from a transformers configuration."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     hidden, heads = (getattr(text, name, None) for name in ("hidden_size", "num_attention_heads"))
@@ -226,11 +208,9 @@ def eos_ids_of(stated: Any, tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
 
 
 def context_of(config: Any, tokenizer: Any, name: str) -> tuple[int, str | None]:
-    """The maximum sequence length, and why it is shorter than the configuration states.
-
-    transformers computes rotary embeddings for a whole batch from its longest row: beyond some length, one long row
-    would change the log-probabilities of all others. For "dynamic" rotary embeddings that length is the stated one.
-    """
+    """The maximum sequence length, and why it is shorter than the configuration states: transformers computes rotary
+    embeddings for a batch from its longest row, so beyond some length ("dynamic" ones: the stated one) one long row
+    would change the log-probabilities of all others."""
     text = config.get_text_config()
     stated = getattr(text, "max_position_embeddings", None)
     if stated is None:
@@ -258,7 +238,7 @@ def _check_directory(name: str) -> None:
     if path.is_dir():
         if (path / "config.json").is_file():
             for file in JSON_FILES:
-                _read_json(path / file)
+                read_json(path / file)
             return
         inside = _model_within(path)
         fix = f"did you mean {inside}?" if inside else "it must contain config.json, weights and tokenizer files"
@@ -283,37 +263,10 @@ def _model_within(path: Path) -> Path | None:
 
 
 def _own_tokenizer(directory: Path) -> ByteTokenizer | None:
-    """The tokenizer of a built-in model saved by `save`: a plain qwen3 with the byte tokenizer.
-
-    None if `directory` contains something else.
-    """
+    """The tokenizer of a built-in model saved by `save`: a plain qwen3 with the byte tokenizer. None for other
+    models."""
     if not (directory / "model.safetensors").is_file():
         return None
     if (tokenizer := ByteTokenizer.read(directory)) is None:
         return None
-    return None if DecoderConfig.unsupported(_read_json(directory / "config.json")) else tokenizer
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or an empty one if there is no file. Raises NovaError for anything else."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise NovaError(f"not valid JSON: {error}", where=str(path), fix=WHOLE) from error
-    except RecursionError as error:
-        raise NovaError("the file is nested too deeply", where=str(path), fix=WHOLE) from error
-    if not isinstance(value, dict):
-        raise NovaError("not a JSON object", where=str(path), fix=WHOLE)
-    return value
-
-
-def _read_decoder(directory: Path) -> Decoder:
-    from safetensors import SafetensorError
-
-    try:
-        return Decoder.load(directory)
-    except (SafetensorError, OSError) as error:
-        where = str(directory / "model.safetensors")
-        raise NovaError(f"the weights cannot be read: {error}", where=where, fix=WHOLE) from error
+    return None if DecoderConfig.unsupported(read_json(directory / "config.json")) else tokenizer

@@ -10,21 +10,17 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
 from novarl.core.seeds import derive
 from novarl.distributed.shard import gather
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from torch import Tensor
 
 ADAPTER = "default"
 """The default adapter name in PEFT."""
@@ -44,11 +40,8 @@ class LoraSettings:
 
 
 def targets(model: nn.Module, settings: LoraSettings) -> list[str]:
-    """The full names of the layers to adapt. The head is excluded, because log-probabilities read its weight directly.
-
-    Raises NovaError if PEFT is missing, the model has no linear layer, a name matches none, or the rank is too large
-    for every layer.
-    """
+    """The full names of the layers to adapt; not the head, whose weight is read directly. NovaError: no PEFT, no linear
+    layer, a name matches none, or the rank is too large for every layer."""
     _peft()
     head = model.get_output_embeddings()  # type: ignore[operator]
     linear = {name: module for name, module in model.named_modules() if module is not head and _is_linear(module)}
@@ -159,7 +152,7 @@ def sibling(model: nn.Module) -> nn.Module:
     """A copy whose trained weights are its own and whose frozen ones are shared: under LoRA, other adapters on the
     same base; without it, a copy of everything. Of a sharded model, a whole copy on every rank."""
     model = gather(model)
-    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters() if _frozen(parameter)})
+    return copy.deepcopy(model, {id(frozen): frozen for frozen in model.parameters() if not frozen.requires_grad})
 
 
 def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -181,10 +174,6 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 def _adapter_ids(model: nn.Module) -> set[int]:
     pairs = ((layer.lora_A, layer.lora_B) for _, layer in _layers(model))
     return {id(parameter) for pair in pairs for part in pair for parameter in part.parameters()}
-
-
-def _frozen(parameter: nn.Parameter) -> bool:
-    return not parameter.requires_grad
 
 
 def _is_linear(module: nn.Module) -> bool:

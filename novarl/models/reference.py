@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+
+from torch import nn
 
 from novarl.distributed.shard import gather
 
-if TYPE_CHECKING:
-    from torch import nn
-
 
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """A copy of `model` with weights of its own, which stays as it is: no gradients, evaluation mode. Of a sharded
-    model, a whole copy on every rank."""
+    """A frozen copy of `model` in evaluation mode. Of a sharded model, a whole copy on every rank."""
     return freeze(copy.deepcopy(gather(model)))
 
 

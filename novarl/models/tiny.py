@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.models.transformer import Decoder, DecoderConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROWS = 320
 """Embedding rows: padded to a multiple of 64, as in real models."""

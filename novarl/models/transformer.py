@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +31,7 @@ from novarl.kernels.accumulation import look_up
 from novarl.kernels.attention import causal_attention, masked_attention, packed_attention
 from novarl.kernels.fused import Linear, rms_norm, rotate, swiglu
 from novarl.kernels.packing import Kernel, Packing
-from novarl.models.numbers import check_numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-WHOLE = "copy or save the model again"
+from novarl.models.files import WHOLE, check_numbers, read_tensors
 
 
 class Cache(Protocol):
@@ -238,19 +233,10 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        *,
-        mask: Tensor | None,
-        cache: Cache | None,
-        packed: Packing | None,
-        keep: Tensor | None = None,
-    ) -> Tensor:
-        """x [B, L, D] to the same shape, or to [B, K, D] if only the positions `keep` [K] are needed."""
-        mixed = self.self_attn(self.input_layernorm(x), cos, sin, mask=mask, cache=cache, packed=packed, keep=keep)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, *, keep: Tensor | None = None, **context: Any) -> Tensor:
+        """x [B, L, D] to the same shape, or to [B, K, D] if only the positions `keep` [K] are needed. `context` is what
+        the attention reads."""
+        mixed = self.self_attn(self.input_layernorm(x), cos, sin, keep=keep, **context)
         x = _kept(x, keep) + mixed
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -270,35 +256,23 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        *,
-        position_ids: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: Cache | None,
-        packed_sequences: Packing | None,
-        keep: Tensor | None,
-    ) -> DecoderOutput:
+    def forward(self, input_ids: Tensor, position_ids: Tensor, *, keep: Tensor | None, **context: Any) -> Tensor:
         x = self.embed_tokens(input_ids)
         cos, sin = rotary_angles(position_ids, self.config)
-        kwargs: dict[str, Any] = {"mask": attention_mask, "cache": past_key_values, "packed": packed_sequences}
         for number, layer in enumerate(self.layers, 1):
             if keep is not None and number == len(self.layers):
-                kwargs["keep"] = keep
+                context["keep"] = keep
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, cos, sin, use_reentrant=False, **kwargs)
+                x = checkpoint(layer, x, cos, sin, use_reentrant=False, **context)
             else:
-                x = layer(x, cos, sin, **kwargs)
-        return DecoderOutput(self.norm(x))
+                x = layer(x, cos, sin, **context)
+        return self.norm(x)
 
 
 class Decoder(nn.Module):
-    """The language model: `model` (the backbone) and `lm_head`, tied to the embedding or separate.
-
-    Weights are drawn from N(0, initializer_range) with a separate generator: equal seeds give equal weights, and the
-    global generator is not used. With seed None they are uninitialised, for callers that load weights.
-    """
+    """The language model: `model` (the backbone) and `lm_head`, tied to the embedding or separate. Weights are drawn
+    from N(0, initializer_range) with a generator of their own, so equal seeds give equal weights. With seed None they
+    are uninitialised, for callers that load them."""
 
     packed_kernel: Kernel = "sdpa"
     """The kernel for packed attention."""
@@ -335,20 +309,13 @@ class Decoder(nn.Module):
 
         `attention_mask` bool [B, 1, L, K] is True where a query may attend; by default attention is causal.
         `packed_sequences` describes the sequences on the flat axis of B = 1: each attends only to itself. `keep` int64
-        [K]: return hidden states only at these positions, [B, K, D]. The last layer then computes attention outputs and
-        the MLP only for them. `use_cache` is accepted for compatibility: keys are cached exactly if `past_key_values`
-        is given.
+        [K]: the positions that are needed, [B, K, D], for which alone the last layer computes its output. `use_cache`
+        is accepted for compatibility: keys are cached exactly if `past_key_values` is given.
         """
         if use_cache and past_key_values is None:
             raise ValueError("use_cache=True requires past_key_values")
-        return self.model(
-            input_ids,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            packed_sequences=packed_sequences,
-            keep=keep,
-        )
+        seen = {"mask": attention_mask, "cache": past_key_values, "packed": packed_sequences}
+        return DecoderOutput(self.model(input_ids, position_ids, keep=keep, **seen))
 
     def get_output_embeddings(self) -> nn.Linear:
         """The head, under its Hugging Face name."""
@@ -372,14 +339,12 @@ class Decoder(nn.Module):
     @classmethod
     def load(cls, directory: str | Path) -> Decoder:
         """Read what `save` wrote. Raises NovaError if the weights do not match the configuration."""
-        from safetensors.torch import load_file
-
         directory = Path(directory)
         where = str(directory / "config.json")
         values = json.loads((directory / "config.json").read_text("utf-8"))
         check_numbers(values, where, WHOLE)
         config = DecoderConfig.from_dict(values, where=where)
-        tensors = load_file(directory / "model.safetensors")
+        tensors = read_tensors(directory / "model.safetensors", "the weights")
         try:
             with torch.device("meta"):  # detect mismatches before allocating memory
                 ours = dict(cls(config, seed=None).named_parameters())

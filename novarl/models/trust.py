@@ -13,8 +13,7 @@ PICKLES = ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Directories and Hub ids of models whose Python code may be run (`code`) and whose pickle files may be read
-    (`pickles`)."""
+    """The models, by directory or Hub id, whose Python code may be run and whose pickle files may be read."""
 
     code: tuple[str, ...] = ()
     pickles: tuple[str, ...] = ()
@@ -47,8 +46,5 @@ def check_weights(name: str, trust: Trust) -> None:
 
 def _same(name: str, trusted: tuple[str, ...]) -> bool:
     """Whether `name` is trusted, compared as text (Hub ids) or as a resolved path."""
-    return any(name == one or (Path(name).exists() and _resolved(name) == _resolved(one)) for one in trusted)
-
-
-def _resolved(name: str) -> Path:
-    return Path(name).expanduser().resolve()
+    place = Path(name).expanduser().resolve() if Path(name).exists() else None
+    return any(name == one or (place and Path(one).expanduser().resolve() == place) for one in trusted)

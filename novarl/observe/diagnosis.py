@@ -1,8 +1,8 @@
 """Warning signs in the metrics of a run: no learning signal, collapse, or learning that has stopped.
 
-`CONDITIONS` are counted over a whole run ("N of M") and mean that the run could not learn; they are also checked early
-in the run. The other signs compare metrics with thresholds well outside the healthy ranges of the glossary. If the
-held-out score improved, only truncated answers are reported, since they may make the score misleading.
+`CONDITIONS` are counted over a whole run ("N of M") and mean that it could not learn; they are also checked early in
+the run. The other signs compare metrics with thresholds well outside the healthy ranges. If the held-out score
+improved, only truncated answers are reported.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ SLOW = 3.0
 """A learning rate this many times below the default is low."""
 
 ONE, FEW = 1.0, 10.0
-"""Numbers of updates at the default learning rate. Adam bounds the step size, so all updates of a run together move a
-weight no further than that many would. Within `ONE` nothing is learned; within `FEW` a run without improvement may have
-had too few steps."""
+"""Numbers of updates at the default learning rate, whose step size Adam bounds. A run that moves weights no further
+than `ONE` would learns nothing; within `FEW`, a run without improvement may have had too few steps."""
 
 Sign = Literal["no_signal", "always_cut", "no_gradient", "low_lr", "far", "certain", "unsure", "cut"]
 Records = Sequence[Mapping[str, float]]

@@ -85,10 +85,8 @@ STYLE: dict[Any, Any] = {
 
 
 def draw(run: Path) -> list[Path]:
-    """Write `figures/<phase>.png` for each phase of a run, the last one as `figures/curves.png`.
-
-    Returns the paths; empty if the run has no metrics yet.
-    """
+    """Write `figures/<phase>.png` for each phase of a run with metrics, the last one as `figures/curves.png`; returns
+    the paths."""
     metrics = run / "metrics.jsonl"
     rows = list(read_metrics(metrics)) if metrics.exists() else []
     if not rows:
@@ -201,10 +199,8 @@ def _across(rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-    """A local linear fit over windows of a twentieth of the run; empty for a short run, which needs no smoothing.
-
-    Unlike a moving average, it neither lags nor flattens at the ends.
-    """
+    """A local linear fit over windows of a twentieth of the run, which neither lags nor flattens; empty for a short
+    run."""
     half = len(values) // 40
     if not half:
         return []

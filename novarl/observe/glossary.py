@@ -1,4 +1,4 @@
-"""The definition of every metric: formula, unit, better direction, healthy range, reduction.
+"""The definition of every metric: formula, unit, better direction, healthy range.
 
 A Record may only contain metrics from this table; `lookup` refuses others. `NOTATION` explains the notation.
 """
@@ -21,47 +21,32 @@ natural.
 """
 
 Direction = Literal["up", "down", "watch"]
-Reduction = Literal["mean", "sum", "max", "same"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `direction` "watch" means that neither direction is better.
-
-    `reduction` says how values of micro-batches and ranks are combined: "mean" adds totals and weights and divides
-    once, "sum" adds, "max" takes the maximum, "same" is equal everywhere. `deterministic` is False if the value depends
-    on the clock or the machine, so that two identical runs differ.
-    """
+    """One metric. `direction` "watch": neither direction is better. `deterministic`: two identical runs agree in it."""
 
     formula: str
     unit: str
     direction: Direction = "watch"
     healthy: str = ""
-    reduction: Reduction = "mean"
     deterministic: bool = True
 
 
 PROGRESS = {
-    "step": Metric("completed rollout phases (RL) or batches (SFT)", "steps", reduction="same"),
-    "update": Metric("completed optimizer updates", "updates", reduction="same"),
-    "epoch": Metric(
-        "pass over the training rows that the batch's last row belongs to, from 1", "epochs", reduction="same"
-    ),
-    "lr": Metric("learning rate of this update", "1", reduction="same"),
+    "step": Metric("completed rollout phases (RL) or batches (SFT)", "steps"),
+    "update": Metric("completed optimizer updates", "updates"),
+    "epoch": Metric("pass over the training rows that the batch's last row belongs to, from 1", "epochs"),
+    "lr": Metric("learning rate of this update", "1"),
 }
 
 LOSSES = {
     "total_loss": Metric(
-        "policy_loss + kl_coef * KL if KL is in the loss - entropy_coef * H: the loss that is differentiated",
-        "nats",
-        reduction="sum",
+        "policy_loss + kl_coef * KL if KL is in the loss - entropy_coef * H: the loss that is differentiated", "nats"
     ),
-    "policy_loss": Metric(
-        "sum_t w_t * surrogate_t with the aggregation's weights w; near 0 when ratios are 1", "nats", reduction="sum"
-    ),
-    "kl_loss": Metric(
-        "sum_t w_t * KL_t(pi, pi_ref), before kl_coef; 0 if KL is not in the loss", "nats", "down", reduction="sum"
-    ),
+    "policy_loss": Metric("sum_t w_t * surrogate_t with the aggregation's weights w; near 0 when ratios are 1", "nats"),
+    "kl_loss": Metric("sum_t w_t * KL_t(pi, pi_ref), before kl_coef; 0 if KL is not in the loss", "nats", "down"),
     "loss": Metric(
         "sft: -mean_t log pi(token_t), the cross-entropy; dpo, rm: mean of the chosen loss over pairs or rows",
         "nats/token; nats",
@@ -71,23 +56,15 @@ LOSSES = {
     "perplexity": Metric("exp(loss)", "1", "down", "falls; 1 is the minimum"),
     "accuracy": Metric("mean_t [argmax pi == token_t]", "share", "up", "rises"),
     "micro_batches": Metric(
-        "micro-batches of the update over all ranks, as set by `micro.max_tokens`",
-        "micro-batches",
-        reduction="sum",
-        deterministic=False,
+        "micro-batches of the update over all ranks, as set by `micro.max_tokens`", "micro-batches", deterministic=False
     ),
     "grad_norm": Metric(
-        "L2 norm of the whole gradient, before clipping",
-        "1",
-        healthy="no jumps beyond a factor of 10",
-        reduction="same",
+        "L2 norm of the whole gradient, before clipping", "1", healthy="no jumps beyond a factor of 10"
     ),
 }
 
 POLICY = {
-    "policy_objective": Metric(
-        "sum_t w_t * ratio_t * A_t: the surrogate without clipping", "reward", "up", reduction="sum"
-    ),
+    "policy_objective": Metric("sum_t w_t * ratio_t * A_t: the surrogate without clipping", "reward", "up"),
     "kl": Metric(
         "mean_t k3(pi_before, pi_after): how far this update moved the policy; measured after it, never clamped",
         "nats/token",
@@ -115,33 +92,30 @@ POLICY = {
         healthy="rollout_kl_mean times the mean length",
     ),
     "kl_to_old": Metric(
-        "mean_t k3(pi_old, pi) on the whole minibatch, after the step; limited by step guards",
-        "nats/token",
-        "down",
+        "mean_t k3(pi_old, pi) on the whole minibatch, after the step; limited by step guards", "nats/token", "down"
     ),
     "step_fraction": Metric(
-        "fraction of the step that remains after a rollback: 1, 1/2, 1/4, ..., 0", "share", "up", "1", reduction="same"
+        "fraction of the step that remains after a rollback: 1, 1/2, 1/4, ..., 0", "share", "up", "1"
     ),
     "split_micro_batches": Metric(
         "micro-batches that did not fit in memory and were split, over all ranks; absent if there were none",
         "micro-batches",
         "down",
         "absent",
-        reduction="sum",
         deterministic=False,
     ),
-    "stop_rollout": Metric("1 if a step guard ended the rollout's updates", "share", "down", "0", reduction="same"),
+    "stop_rollout": Metric("1 if a step guard ended the rollout's updates", "share", "down", "0"),
     "kl_std": Metric("standard deviation over t of k3(pi, pi_ref)", "nats/token", healthy="about as large as kl_mean"),
     "kl_penalty": Metric("kl_coef * KL as it enters the loss, the reward or the advantage", "nats", "down"),
-    "kl_coef": Metric("coefficient of the KL term; 0 if there is none", "1", reduction="same"),
-    "entropy_coef": Metric("coefficient of the entropy bonus; adapted if entropy.target is set", "1", reduction="same"),
+    "kl_coef": Metric("coefficient of the KL term; 0 if there is none", "1"),
+    "entropy_coef": Metric("coefficient of the entropy bonus; adapted if entropy.target is set", "1"),
     "entropy": Metric(
         "mean_t H(pi(. | before t)) at the training temperature; over the allowed tokens with top_k, top_p, min_p",
         "nats/token",
         healthy="falls slowly; a fall to 0 early is collapse",
     ),
     "ratio_mean": Metric("mean_t pi / pi_old", "1", healthy="0.9 to 1.1; 1 on the first update"),
-    "ratio_max": Metric("max_t pi / pi_old", "1", healthy="below 10", reduction="max"),
+    "ratio_max": Metric("max_t pi / pi_old", "1", healthy="below 10"),
     "clip_fraction": Metric("share of tokens with active clipping, whose gradient is 0", "share", healthy="below 0.3"),
     "correction_mean": Metric("mean_t min(pi_old / mu, correction.max)", "1", healthy="0.95 to 1"),
     "effective_sample_size": Metric(
@@ -150,7 +124,6 @@ POLICY = {
         "share",
         "up",
         "above 0.9; 1 where sampler and learner agree",
-        reduction="same",
     ),
     "mismatch_mean": Metric(
         "mean_t |log pi - log mu|: learner against sampler, plus the policy's change after the first update",
@@ -158,13 +131,9 @@ POLICY = {
         "down",
         "fp32 below 1e-5, bf16 below 0.03, on the first update",
     ),
-    "mismatch_max": Metric(
-        "max_t |log pi - log mu|", "nats", "down", "fp32 below 1e-3 on the first update", reduction="max"
-    ),
+    "mismatch_max": Metric("max_t |log pi - log mu|", "nats", "down", "fp32 below 1e-3 on the first update"),
     "staleness": Metric(
-        "mean_i number of updates between the weights that sampled and those that are trained",
-        "updates",
-        "down",
+        "mean_i number of updates between the weights that sampled and those that are trained", "updates", "down"
     ),
 }
 
@@ -173,7 +142,6 @@ CREDIT = {
         "factor of the advantages with loss.surrogate=gpg: B / (B - M), B groups, M of them with identical rewards",
         "1",
         healthy="1 to 2; higher values: few groups have a learning signal",
-        reduction="same",
     ),
     "value_loss": Metric(
         "mean_t (V - R)^2 / 2, or its clipped form, in the last critic update",
@@ -184,43 +152,34 @@ CREDIT = {
     "value_mean": Metric("mean_t V(state before t), as used for advantages", "reward", healthy="near return_mean"),
     "return_mean": Metric("mean_t of the return that is the critic's target", "reward", "up"),
     "explained_variance": Metric(
-        "1 - Var(R - V) / Var(R) over t",
-        "share",
-        "up",
-        "rises towards 1; at or below 0: no help",
-        "same",
+        "1 - Var(R - V) / Var(R) over t", "share", "up", "rises towards 1; at or below 0: no help"
     ),
     "value_clip_fraction": Metric("share of values for which the clipped loss is larger", "share", healthy="below 0.3"),
-    "critic_grad_norm": Metric("L2 norm of the critic's gradient, before clipping", "1", reduction="same"),
-    "critic_lr": Metric("learning rate of the critic's update", "1", reduction="same"),
-    "value_states": Metric("distinct states whose value was estimated by continuations", "states", reduction="same"),
-    "value_tokens": Metric("tokens generated for those estimates, never trained on", "tokens", reduction="same"),
-    "value_cost": Metric("value_tokens per token that the policy chose", "1", "down", reduction="same"),
+    "critic_grad_norm": Metric("L2 norm of the critic's gradient, before clipping", "1"),
+    "critic_lr": Metric("learning rate of the critic's update", "1"),
+    "value_states": Metric("distinct states whose value was estimated by continuations", "states"),
+    "value_tokens": Metric("tokens generated for those estimates, never trained on", "tokens"),
+    "value_cost": Metric("value_tokens per token that the policy chose", "1", "down"),
     "value_std": Metric(
         "mean over states of the standard deviation of its continuations' rewards",
         "reward",
         healthy="0 if the outcome is already determined",
-        reduction="same",
     ),
     "process_loss": Metric(
         "mean_i cross-entropy of sigma(sum_t process reward) and the outcome", "nats", "down", "falls below 0.69"
     ),
     "process_accuracy": Metric("mean_i [sign of sum_t process reward == outcome]", "share", "up", "above 0.5"),
-    "process_grad_norm": Metric("L2 norm of the process reward model's gradient", "1", reduction="same"),
-    "process_reward_mean": Metric("mean_t beta (log phi - log pi_ref)", "reward", reduction="same"),
-    "process_reward_std": Metric("standard deviation over t of the process reward", "reward", reduction="same"),
-    "objective/<name>_mean": Metric("mean_i of an objective, as measured", "its own", reduction="same"),
+    "process_grad_norm": Metric("L2 norm of the process reward model's gradient", "1"),
+    "process_reward_mean": Metric("mean_t beta (log phi - log pi_ref)", "reward"),
+    "process_reward_std": Metric("standard deviation over t of the process reward", "reward"),
+    "objective/<name>_mean": Metric("mean_i of an objective, as measured", "its own"),
     "objective/<name>_weight": Metric(
-        "weight of the objective's raw value in the reward; negative if it is minimized", "1", reduction="same"
+        "weight of the objective's raw value in the reward; negative if it is minimized", "1"
     ),
-    "kl_multiplier": Metric("multiplier of the KL constraint, part of kl_coef", "1", "down", reduction="same"),
-    "kl_violation": Metric("KL minus its limit; above 0 is a violation", "nats", "down", "at most 0", "same"),
-    "entropy_multiplier": Metric(
-        "multiplier of the entropy constraint, part of entropy_coef", "1", "down", reduction="same"
-    ),
-    "entropy_violation": Metric(
-        "entropy limit minus entropy; above 0 is a violation", "nats", "down", "at most 0", "same"
-    ),
+    "kl_multiplier": Metric("multiplier of the KL constraint, part of kl_coef", "1", "down"),
+    "kl_violation": Metric("KL minus its limit; above 0 is a violation", "nats", "down", "at most 0"),
+    "entropy_multiplier": Metric("multiplier of the entropy constraint, part of entropy_coef", "1", "down"),
+    "entropy_violation": Metric("entropy limit minus entropy; above 0 is a violation", "nats", "down", "at most 0"),
 }
 
 REWARDS = {
@@ -229,10 +188,7 @@ REWARDS = {
         "standard deviation over i of the reward", "reward", healthy="above 0; without it there is no learning signal"
     ),
     "reward_raw_mean": Metric(
-        "mean reward over all rollouts that did not fail, before any filter",
-        "reward",
-        "up",
-        "rises",
+        "mean reward over all rollouts that did not fail, before any filter", "reward", "up", "rises"
     ),
     "rewards/<name>_mean": Metric("mean_i of a named reward, before weighting", "reward", "up"),
     "logged/<name>": Metric(
@@ -241,22 +197,14 @@ REWARDS = {
     "advantage_mean": Metric("mean_t of the advantage", "reward", healthy="near 0 with a baseline"),
     "advantage_std": Metric("standard deviation over t of the advantage", "reward", healthy="above 0"),
     "zero_variance_groups": Metric(
-        "groups trained on with identical rewards; their advantage is 0",
-        "groups",
-        "down",
-        "below half",
-        "same",
+        "groups trained on with identical rewards; their advantage is 0", "groups", "down", "below half"
     ),
-    "groups_kept": Metric("groups that are trained on", "groups", "up", reduction="same"),
-    "groups_dropped": Metric("groups that were sampled but not trained on", "groups", "down", reduction="same"),
+    "groups_kept": Metric("groups that are trained on", "groups", "up"),
+    "groups_dropped": Metric("groups that were sampled but not trained on", "groups", "down"),
     "failed_rollouts": Metric(
-        "rollouts whose episode or reward failed; they are excluded, not scored 0",
-        "rollouts",
-        "down",
-        "0",
-        reduction="same",
+        "rollouts whose episode or reward failed; they are excluded, not scored 0", "rollouts", "down", "0"
     ),
-    "episodes": Metric("rollouts sampled for the step", "rollouts", reduction="same"),
+    "episodes": Metric("rollouts sampled for the step", "rollouts"),
 }
 
 LENGTHS = {
@@ -265,17 +213,12 @@ LENGTHS = {
         "tokens",
         healthy="changes slowly; a drift towards the limit is a warning",
     ),
-    "length_max": Metric("longest completion", "tokens", healthy="below the limit", reduction="max"),
+    "length_max": Metric("longest completion", "tokens", healthy="below the limit"),
     "truncated_fraction": Metric("share of trajectories that were truncated by a limit", "share", "down", "below 0.1"),
-    "prompt_tokens": Metric(
-        "tokens not generated by the policy: prompts and environment messages", "tokens", reduction="sum"
-    ),
-    "turns_mean": Metric(
-        "mean number of policy turns per rollout; absent if no rollout has more than one",
-        "turns",
-    ),
-    "completion_tokens": Metric("tokens generated by the policy", "tokens", reduction="sum"),
-    "tokens": Metric("all tokens of the update", "tokens", reduction="sum"),
+    "prompt_tokens": Metric("tokens not generated by the policy: prompts and environment messages", "tokens"),
+    "turns_mean": Metric("mean number of policy turns per rollout; absent if no rollout has more than one", "turns"),
+    "completion_tokens": Metric("tokens generated by the policy", "tokens"),
+    "tokens": Metric("all tokens of the update", "tokens"),
 }
 
 SCORES = {
@@ -289,7 +232,7 @@ SCORES = {
     ),
     "eval/score_low": Metric("lower end of the 95% confidence interval (Wilson's for shares)", "as eval/score", "up"),
     "eval/score_high": Metric("upper end of the 95% confidence interval", "as eval/score", "up"),
-    "eval/n": Metric("held-out rows", "rows", reduction="same"),
+    "eval/n": Metric("held-out rows", "rows"),
     "eval/pass_at_<k>": Metric(
         "probability that at least one of k samples is correct (reward >= 1), unbiased estimate from n >= k samples "
         "(arXiv 2107.03374)",
@@ -301,7 +244,6 @@ SCORES = {
         "product of the objectives'",
         "up",
         "rises from 0 if the reference is the first evaluation",
-        "same",
     ),
     "eval/length_mean": Metric("mean number of tokens of the held-out answers", "tokens"),
     "eval/truncated_fraction": Metric("share of held-out answers truncated by a limit", "share", "down", "below 0.1"),
@@ -332,7 +274,6 @@ PREFERENCE = {
         "max(0, mean log(pi / pi_ref) over mismatched prompt-answer pairs): KTO's reference point",
         "nats/answer",
         healthy="0 or slightly above",
-        reduction="same",
     ),
     "eval/auroc": Metric(
         "probability that a good row has a higher reward than a bad one, ties counting half; a pair counts as two rows",
@@ -350,23 +291,14 @@ PREFERENCE = {
 }
 
 MACHINE = {
-    "time/<name>_s": Metric(
-        "seconds in one stage since the last record", "s", "down", reduction="max", deterministic=False
-    ),
-    "episodes_per_second": Metric(
-        "trajectories of the step / its seconds", "1/s", "up", reduction="sum", deterministic=False
-    ),
+    "time/<name>_s": Metric("seconds in one stage since the last record", "s", "down", deterministic=False),
+    "episodes_per_second": Metric("trajectories of the step / its seconds", "1/s", "up", deterministic=False),
     "tokens_per_second": Metric(
-        "tokens generated by the policy / seconds of the step", "tokens/s", "up", reduction="sum", deterministic=False
+        "tokens generated by the policy / seconds of the step", "tokens/s", "up", deterministic=False
     ),
-    "memory_rss_mb": Metric("peak resident memory of the process", "MB", "down", "flat", "max", deterministic=False),
+    "memory_rss_mb": Metric("peak resident memory of the process", "MB", "down", "flat", deterministic=False),
     "memory_device_mb": Metric(
-        "peak memory of tensors on the CUDA device; absent without one",
-        "MB",
-        "down",
-        "flat",
-        "max",
-        deterministic=False,
+        "peak memory of tensors on the CUDA device; absent without one", "MB", "down", "flat", deterministic=False
     ),
 }
 

@@ -229,13 +229,7 @@ class _Fork:
             time.sleep(0.001)
         return code
 
-    def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -264,10 +258,10 @@ def _end(process: Process, nonce: bytes, using: threading.RLock, owner: int) -> 
 def _kill(process: Process, using: threading.RLock) -> None:
     """Have the keeper end everything. If it does not (the user's code has stopped it), the child ends with it."""
     if process.poll() is None:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_KEEPER_GRACE)
-        process.kill()
+        process.send_signal(signal.SIGKILL)
     process.wait()
     with using:  # a call in another thread notices the end first
         for stream in (process.stdin, process.stdout):

@@ -31,10 +31,8 @@ _PATIENCE = 1.0
 
 
 def keep() -> None:
-    """Split this process in two: the keeper, which never returns, and the child, which goes on.
-
-    Standard input must be the pipe from the run; only the child reads it.
-    """
+    """Split this process in two: the keeper, which never returns, and the child, which goes on. Standard input must be
+    the pipe from the run."""
     _prctl(_SUBREAPER, 1)
     waking, wake = os.pipe()
     for end in (waking, wake):

@@ -35,11 +35,8 @@ class TemplateFailed(Exception):
 
 
 def render(arguments: dict[str, Any]) -> str:
-    """What transformers' `render_jinja_template(**arguments)` returns for its one conversation.
-
-    TemplateFailed: the template raised. NovaError: it went beyond a bound.
-    """
-    request = {"arguments": arguments}
+    """transformers' `render_jinja_template(**arguments)` of one conversation. TemplateFailed: it raised. NovaError: it
+    went beyond a bound."""
     most = MOST_CHARACTERS + SPREAD * len(json.dumps(arguments, default=str))
     with _lock:
         child = _children.get(os.getpid())
@@ -47,16 +44,15 @@ def render(arguments: dict[str, Any]) -> str:
             child = _start()
         deadline = time.monotonic() + TIME_LIMIT
         try:
-            child.send({**request, "most": most}, deadline=deadline)
+            child.send({"arguments": arguments, "most": most}, deadline=deadline)
             reply = child.receive(deadline=deadline)
-        except TimeoutError:
-            _end()
-            raise _beyond(f"took longer than {TIME_LIMIT:g} s for one conversation and was stopped") from None
-        except Died as death:
-            _end()
-            raise _beyond(f"ended its process, which {death}") from None
-        except BaseException:  # Ctrl-C in the middle of an answer
-            _end()
+        except BaseException as error:  # also Ctrl-C in the middle of an answer
+            _children.pop(os.getpid()).kill()
+            if isinstance(error, TimeoutError):
+                what = f"took longer than {TIME_LIMIT:g} s for one conversation and was stopped"
+                raise _beyond(what) from None
+            if isinstance(error, Died):
+                raise _beyond(f"ended its process, which {error}") from None
             raise
     if "length" in reply:
         raise _beyond(f"writes {reply['length']:,} characters for one conversation")
@@ -100,20 +96,15 @@ def _start() -> Child:
     try:
         child.send({"memory": MEMORY}, deadline=deadline)
         child.receive(deadline=deadline)
-    except (TimeoutError, Died) as error:
+    except BaseException as error:
         child.kill()
+        if not isinstance(error, TimeoutError | Died):
+            raise
         why = error if isinstance(error, Died) else f"did not start within {START_LIMIT:g} s"
         what = f"the process for chat templates {why}"
         raise NovaError(what, fix="reinstall novarl with transformers") from error
-    except BaseException:
-        child.kill()
-        raise
     _children[os.getpid()] = child
     return child
-
-
-def _end() -> None:
-    _children.pop(os.getpid()).kill()
 
 
 def _beyond(what: str) -> NovaError:

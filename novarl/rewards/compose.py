@@ -19,7 +19,7 @@ from typing import Any
 from novarl.core.errors import NovaError
 from novarl.core.types import Rollout, Scored
 from novarl.rewards.early import Begun, Early
-from novarl.rewards.progress import Progress
+from novarl.rewards.services import Progress
 from novarl.rewards.verdict import Failure, Logged, Scorer, Verdict, check
 
 
@@ -68,8 +68,7 @@ class RewardSet:
         return None if None in read else {name for names in read for name in names}
 
     async def score(self, rollouts: Sequence[Rollout], begun: Begun | None = None) -> list[Scored]:
-        """Score every rollout; those that arrive `failed` are passed through unscored. What was `begun` of them goes on
-        and is not asked for again."""
+        """Score every rollout that has not failed. What was `begun` of them goes on and is not asked for again."""
         alive = [rollout for rollout in rollouts if rollout.status != "failed"]
         waited = begun.columns if begun is not None else {}
         columns = await asyncio.gather(
@@ -87,8 +86,7 @@ class RewardSet:
                 reward.close()
 
     def begin(self) -> Begun:
-        """To be told of each rollout as it ends: the rewards that look at one at a time start at once, beside the
-        sampling of the others. For one later call of `score`, in the same event loop."""
+        """Score each rollout as it ends, where a reward looks at one at a time; for one `score` in this event loop."""
         return Begun(
             {
                 name: Early(partial(self.column, name))
@@ -148,8 +146,7 @@ class RewardSet:
 
 
 def _exact_sum(values: Sequence[float]) -> float:
-    """The sum, rounded once: weights of 0.3, 0.6 and 0.1 make 1, in any order, as whoever asks for right answers
-    expects."""
+    """The sum, rounded once: weights of 0.3, 0.6 and 0.1 make 1 in any order."""
     plain = sum(values)
     return math.fsum(values) if math.isfinite(plain) else plain
 

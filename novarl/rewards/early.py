@@ -13,8 +13,7 @@ Key = tuple[int, str, int]
 
 
 class Early:
-    """One reward's verdicts on rollouts that end one after another: `ask` is called with those that have ended in the
-    same turn of the event loop. The reward decides how many calls it runs at the same time."""
+    """One reward's verdicts on rollouts as they end: those of one turn of the event loop are asked for together."""
 
     def __init__(self, ask: Callable[[Sequence[Rollout]], Awaitable[Sequence[Verdict]]]) -> None:
         self._ask = ask

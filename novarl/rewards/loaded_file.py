@@ -63,17 +63,13 @@ class LoadedFile:
             if "error" in reply:
                 about = reply["error"]
                 raise NovaError(self._with_limit(about["what"]), where=about["where"], fix=about["fix"])
-        except TimeoutError as error:
+        except BaseException as error:
             child.kill()
-            what = f"import failed: it took longer than {START_LIMIT:g} s"
-            raise NovaError(what, where=str(self.path), fix=fix) from error
-        except Died as death:
-            child.kill()
-            what = f"import failed: the process {death}{self._allowed}"
-            raise NovaError(what, where=str(self.path), fix=fix) from death
-        except BaseException:
-            child.kill()
-            raise
+            if not isinstance(error, TimeoutError | Died):
+                raise
+            why = f"the process {error}{self._allowed}"
+            why = f"it took longer than {START_LIMIT:g} s" if isinstance(error, TimeoutError) else why
+            raise NovaError(f"import failed: {why}", where=str(self.path), fix=fix) from error
         self._child = child
         self.functions = {name: self._described(name, about) for name, about in reply["functions"].items()}
 

@@ -116,7 +116,7 @@ class MathReward:
     """Correctness of the final answer as a reward: 1.0 or 0.0. A comparison that runs past `time_limit` (seconds) fails
     that rollout alone. The process for math-verify starts with the first answer that needs it."""
 
-    def __init__(self, *, tolerance: float, time_limit: float) -> None:
+    def __init__(self, *, tolerance: float = 0.0, time_limit: float = TIME_LIMIT) -> None:
         self.tolerance, self.time_limit = tolerance, time_limit
         self._quick = by_answer(lambda text, answer: correct(text, answer, tolerance=tolerance))
         self._process: UserProcess | None = None
@@ -151,11 +151,6 @@ class MathReward:
             if self._process is None:
                 self._process = UserProcess(FILE, time_limit=self.time_limit, workers=None)
             return self._process
-
-
-def math(*, tolerance: float = 0.0, time_limit: float = TIME_LIMIT) -> MathReward:
-    """Correctness of the final answer as a reward."""
-    return MathReward(tolerance=tolerance, time_limit=time_limit)
 
 
 def _marked(text: str) -> str | None:

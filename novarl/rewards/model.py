@@ -23,6 +23,7 @@ from novarl.data.dataset import as_sequence
 from novarl.data.formats import Refused
 from novarl.data.pack import microbatches, pack_sequences
 from novarl.data.render import render_sft
+from novarl.models.files import WHOLE
 from novarl.models.heads import VALUE_HEAD, ValueModel, last_positions, load_head, token_values
 from novarl.models.implicit import ImplicitModel
 from novarl.models.load import Policy, load
@@ -38,10 +39,8 @@ BUDGET = 16_384
 
 
 class ModelReward:
-    """The reward of each conversation's last answer.
-
-    What is longer than the model's context loses its beginning. A rollout that its chat template refuses fails alone.
-    """
+    """The reward of each conversation's last answer. What exceeds the context loses its beginning; what the chat
+    template refuses fails alone."""
 
     time_limit: float | None = None
     """A model computes without waiting: no limit of the caller's could end it."""
@@ -122,10 +121,8 @@ class ModelReward:
 def load_model_reward(
     place: str, *, device: str = "cpu", where: str | None = None, trust: Trust = NOTHING
 ) -> ModelReward:
-    """The reward model in `place`: a run of novarl rm, one of its checkpoints, or the model folder itself.
-
-    NovaError, at `where` (the key that named it): nothing is there, it is no reward model, or it cannot be read.
-    """
+    """The reward model in `place`: a run of novarl rm, a checkpoint or its model folder. NovaError, at `where` (the key
+    that named it): it is none, or cannot be read."""
     folder = _folder(place, where or f"reward=model:{place}")
     settings = _settings(folder)
     trust = trust.of_copy(place, str(folder))
@@ -140,7 +137,7 @@ def load_model_reward(
     template_kwargs = settings.get("template_kwargs") or {}
     if not isinstance(template_kwargs, dict):
         where_settings = str(folder / SETTINGS)
-        raise NovaError("template_kwargs is not an object", where=where_settings, fix="copy or save the model again")
+        raise NovaError("template_kwargs is not an object", where=where_settings, fix=WHOLE)
     if chat and not plain and not policy.tokenizer.chat_template:
         what = "the reward model was trained with a chat template, but its tokenizer has none"
         fix = "copy or save the model again, with chat_template.jinja"
@@ -156,24 +153,17 @@ def load_implicit(place: str, where: str, *, device: str, trust: Trust = NOTHING
     return load_model_reward(place, device=device, where=where, trust=trust)
 
 
-def _comparison(folder: Path, settings: dict[str, Any]) -> tuple[float, str]:
-    """(beta, the reference's folder) of an implicit model."""
+def _implicit(folder: Path, policy: Policy, settings: dict[str, Any], device: str, trust: Trust) -> ImplicitModel:
+    """The model with its reference. NovaError: the reference is not where the settings say."""
     beta, reference = settings.get("beta"), settings.get("reference")
     if not isinstance(beta, float) or not isinstance(reference, str):
         what = "beta and reference must be a number and a folder"
-        raise NovaError(what, where=str(folder / SETTINGS), fix="copy or save the model again")
-    return beta, reference
-
-
-def _implicit(folder: Path, policy: Policy, settings: dict[str, Any], device: str, trust: Trust) -> ImplicitModel:
-    """The model with its reference. NovaError: the reference is not where the settings say."""
-    beta, reference = _comparison(folder, settings)
+        raise NovaError(what, where=str(folder / SETTINGS), fix=WHOLE)
     there = folder.resolve() / reference
     if not (there / "config.json").is_file():
         what = f"its reference model is missing: {os.path.normpath(there)}"
-        raise NovaError(
-            what, where=str(folder), fix="copy the whole run, not only the model's folder, or train it again"
-        )
+        fix = "copy the whole run, not only the model's folder, or train it again"
+        raise NovaError(what, where=str(folder), fix=fix)
     base = load(str(there), device=device, trust=trust.of_copy(str(folder), str(there)))
     for model in (policy.model, base.model):
         model.requires_grad_(False)
@@ -185,9 +175,9 @@ def _settings(folder: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     except ValueError as error:
-        raise NovaError(f"not a JSON object: {error}", where=str(path), fix="copy or save the model again") from error
+        raise NovaError(f"not a JSON object: {error}", where=str(path), fix=WHOLE) from error
     if not isinstance(settings, dict):
-        raise NovaError("not a JSON object", where=str(path), fix="copy or save the model again")
+        raise NovaError("not a JSON object", where=str(path), fix=WHOLE)
     return settings
 
 
@@ -200,8 +190,6 @@ def _folder(place: str, where: str) -> Path:
     inside = (given, given / "model", given / "checkpoints" / "latest" / "model")
     found = next((one for one in inside if (one / VALUE_HEAD).is_file() or "beta" in _settings(one)), None)
     if found is None:
-        what = (
-            f"the folder is not a reward model: it has neither {VALUE_HEAD} nor implicit-reward settings in {SETTINGS}"
-        )
-        raise NovaError(what, where=where, fix="use a run of novarl rm")
+        lacks = f"it has neither {VALUE_HEAD} nor implicit-reward settings in {SETTINGS}"
+        raise NovaError(f"the folder is not a reward model: {lacks}", where=where, fix="use a run of novarl rm")
     return found

@@ -12,10 +12,10 @@ from novarl.rewards import user_file
 from novarl.rewards.endings import preference
 from novarl.rewards.length import length
 from novarl.rewards.lexical import lexical
-from novarl.rewards.math import math
+from novarl.rewards.math import MathReward
 from novarl.rewards.per_rollout import environment
-from novarl.rewards.progress import Progress
 from novarl.rewards.sentiment import sentiment
+from novarl.rewards.services import Progress
 from novarl.rewards.shaping import overlong, repetition
 from novarl.rewards.signature import lacking_fix
 from novarl.rewards.verdict import Scorer
@@ -25,7 +25,7 @@ REWARDS: dict[str, Callable[..., Scorer]] = {
     "sentiment": lambda: sentiment,
     "preference": lambda: preference,
     "length": length,
-    "math": math,
+    "math": MathReward,
     "get_soft_overlong_punishment": overlong,
     "get_repetition_penalty_reward": repetition,
     "environment": lambda: environment,
@@ -62,7 +62,7 @@ def find_reward(
         if columns is not None and "answer" not in columns:
             what = "needs a reference answer, but the data has no column 'answer'"
             raise NovaError(what, where="reward=math", fix=lacking_fix("answer", columns))
-        return math(time_limit=time_limit, **(options or {}))
+        return MathReward(time_limit=time_limit, **(options or {}))
     if source in REWARDS:
         return REWARDS[source](**(options or {}))
     if source.startswith("model:"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 NAMES = ("trainer_state", "log_extra", "log_metric")
@@ -21,11 +22,20 @@ KEY = "novarl services"
 VALUE, EXTRA, METRICS = "value", "extra", "metrics"
 
 
-def request(names: Sequence[str], *, count: int, step: int, steps: int) -> dict[str, Any]:
-    """What a call's named arguments hold for these services; `count` rollouts are judged, `step` of `steps` done."""
+@dataclass(slots=True)
+class Progress:
+    """`step` of the run's `steps` are done. Where nothing is trained, it is as at the end of a run: 1 of 1."""
+
+    step: int = 1
+    steps: int = 1
+
+
+def request(names: Sequence[str], progress: Progress, *, count: int) -> dict[str, Any]:
+    """What the named arguments of a call that judges `count` rollouts hold for these services."""
     if not names:
         return {}
-    return {KEY: {"names": list(names), "count": count, "state": {"global_step": step, "max_steps": steps}}}
+    state = {"global_step": progress.step, "max_steps": progress.steps}
+    return {KEY: {"names": list(names), "count": count, "state": state}}
 
 
 class TrainerState:

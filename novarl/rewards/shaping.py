@@ -36,8 +36,7 @@ def repeated(tokens: Sequence[int], *, size: int) -> float:
 
 
 def overlong(*, max_completion_len: int | None = None, soft_punish_cache: int | None = None) -> PerRollout:
-    """TRL's `get_soft_overlong_punishment`. Errors: NovaError where a limit is not given, or the second exceeds the
-    first."""
+    """TRL's `get_soft_overlong_punishment`. NovaError: a limit is not given, or the second exceeds the first."""
     name = "get_soft_overlong_punishment"
     if max_completion_len is None or soft_punish_cache is None:
         fix = f"set reward.{name}.max_completion_len and reward.{name}.soft_punish_cache, in tokens"
@@ -45,9 +44,7 @@ def overlong(*, max_completion_len: int | None = None, soft_punish_cache: int | 
     if soft_punish_cache > max_completion_len:
         what = f"soft_punish_cache={soft_punish_cache} exceeds max_completion_len={max_completion_len}"
         raise NovaError(
-            what,
-            where=f"reward.{name}",
-            fix="the penalty begins soft_punish_cache tokens before the limit",
+            what, where=f"reward.{name}", fix="the penalty begins soft_punish_cache tokens before the limit"
         )
     longest, cache = max_completion_len, soft_punish_cache
     return PerRollout(lambda rollout: soft_overlong(len(sampled(rollout)), longest=longest, cache=cache))

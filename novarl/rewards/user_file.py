@@ -19,8 +19,7 @@ from novarl.core.errors import NovaError
 from novarl.core.types import Rollout
 from novarl.rewards.in_process import InProcess
 from novarl.rewards.loaded_file import Call, Function
-from novarl.rewards.progress import Progress
-from novarl.rewards.services import EXTRA, METRICS, VALUE, request
+from novarl.rewards.services import EXTRA, METRICS, VALUE, Progress, request
 from novarl.rewards.signature import signature
 from novarl.rewards.user_process import UserProcess
 from novarl.rewards.verdict import Failure, Logged, Verdict
@@ -28,13 +27,18 @@ from novarl.rewards.verdict import Failure, Logged, Verdict
 TIME_LIMIT = 10.0
 """Seconds for one call."""
 DEFAULT_NAME = "reward_fn"
+Columns = Collection[str] | None
 
 
 class FileReward:
     """One function of a user's file as a reward; what `load` returns."""
 
-    def __init__(self, process: UserProcess | InProcess, function: Function, progress: Progress | None = None) -> None:
+    def __init__(
+        self, process: UserProcess | InProcess, function: Function, *, progress: Progress | None, columns: Columns
+    ) -> None:
         self.signature = signature(function)
+        if columns is not None:
+            self.signature.check(columns)
         self.function = function
         self.time_limit = process.time_limit
         self._process = process
@@ -63,8 +67,7 @@ class FileReward:
 
     def _with_services(self, call: Call, count: int) -> Call:
         args, kwargs = call
-        wanted, progress = self.signature.services, self._progress
-        return args, kwargs | request(wanted, count=count, step=progress.step, steps=progress.steps)
+        return args, kwargs | request(self.signature.services, self._progress, count=count)
 
 
 def load(
@@ -72,7 +75,7 @@ def load(
     *,
     time_limit: float = TIME_LIMIT,
     workers: int | None = 1,
-    columns: Collection[str] | None = None,
+    columns: Columns = None,
     progress: Progress | None = None,
     memory: int | None = None,
 ) -> FileReward:
@@ -92,10 +95,7 @@ def load(
     path, name = split_spec(spec)
     process = UserProcess(path, time_limit=time_limit, workers=workers, memory=memory)
     try:
-        reward = FileReward(process, process.function(name), progress)
-        if columns is not None:
-            reward.signature.check(columns)
-        return reward
+        return FileReward(process, process.function(name), progress=progress, columns=columns)
     except NovaError:
         process.close()
         raise
@@ -105,15 +105,12 @@ def from_function(
     function: Callable[..., Any],
     *,
     time_limit: float = TIME_LIMIT,
-    columns: Collection[str] | None = None,
+    columns: Columns = None,
     progress: Progress | None = None,
 ) -> FileReward:
     """The reward that a Python function is, in any of the forms above; it runs in this process. NovaError as `load`."""
     process = InProcess(function, time_limit=time_limit)
-    reward = FileReward(process, process.describe(), progress)
-    if columns is not None:
-        reward.signature.check(columns)
-    return reward
+    return FileReward(process, process.describe(), progress=progress, columns=columns)
 
 
 def split_spec(spec: str) -> tuple[Path, str]:

@@ -101,8 +101,8 @@ class UserProcess:
         return self.functions[name]
 
     def begins_early(self, function: Function) -> bool:
-        """Whether a rollout is scored while others are still sampled. Where the size of the pool is given, always: the
-        order of the calls, on which a function that remembers them depends, must not be decided by the clock."""
+        """Whether a rollout is scored while others are still sampled: always in a pool of given size, since the clock
+        must not decide the order of calls that a function may remember."""
         return self._fixed or self._is_slow(function)
 
     async def call(self, function: Function, calls: Sequence[Call]) -> list[Any]:

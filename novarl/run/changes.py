@@ -17,8 +17,7 @@ FREE = frozenset({"run_dir", "resume", "steps", "epochs", "save_every", "eval_ev
 
 
 def changes(mine: Mapping[str, Any], rundir: RunDir, named_by_user: Callable[[str], bool]) -> list[str]:
-    """Each setting of `mine` that differs from the config.yaml of the run to resume, in words. NovaError if it would be
-    a different run."""
+    """The settings of `mine` that differ from the resumed run's config.yaml, in words. NovaError for another run."""
     file = rundir.path / "config.yaml"
     if not file.is_file():
         return []

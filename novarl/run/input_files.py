@@ -9,8 +9,7 @@ from typing import Any
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """The sha256 of each data file, Python file and chat template in a configuration. The hash of a folder covers the
-    names and contents of its files."""
+    """The sha256 of each data file or folder, Python file and chat template in a configuration."""
     found: dict[str, str] = {}
     for key, text in _texts(values):
         for name in _names(key, text):

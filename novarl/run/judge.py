@@ -29,7 +29,7 @@ ENDED = {
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Answers held-out rows greedily, and `k` more times with `sampling` for pass@k and for best-of-k by the reward
+    """Answers held-out rows greedily, and `k` more times with `sampling` for pass@k and best-of-k by the reward
     `best_of`."""
 
     prompts: Sequence[Prompt]

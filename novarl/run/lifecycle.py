@@ -1,7 +1,7 @@
 """The lifecycle of a training run, shared by RL, SFT, DPO and reward models.
 
-`compose` creates a `Training`, the parts of one kind of run. `Run` drives it: it opens the directory, writes the common
-files, goes through the phases, and yields the record of each update, so that the caller may stop between updates.
+`Run` drives a `Training`, which `compose` creates: it opens the directory, writes the common files, goes through the
+phases, and yields the record of each update, so that the caller may stop between updates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from novarl.distributed.shard import gather
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
 from novarl.models.forward import attention_of, modules_of
-from novarl.models.load import Policy
+from novarl.models.load import Policy, save
 from novarl.run.fingerprint import fingerprint
 from novarl.run.interrupts import Interrupts, Stopped
 from novarl.run.machine import flush_denormals, start
@@ -48,8 +48,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Phase:
-    """A part of a run: a loop of `steps` steps and the state for its checkpoints. The `last` phase is evaluated before
-    and after, and saved at its end."""
+    """A loop of `steps` steps and the state for its checkpoints. The `last` phase is evaluated and saved at its end."""
 
     name: str
     loop: Iterator[Record]
@@ -77,9 +76,9 @@ class Training(ABC):
     def notes(self) -> Sequence[str]:
         """Notes that are printed when the run starts."""
 
-    @abstractmethod
     def write_model(self, folder: Path) -> None:
         """Write the current model to a folder that other tools can load."""
+        save(self.policy, folder)
 
     @abstractmethod
     def begin(self, session: Session) -> None:
@@ -124,11 +123,8 @@ class Training(ABC):
 
 
 class Run:
-    """One run: an iterator over the records of its updates, which are the same on every rank.
-
-    `summary` is None until the run has ended. `close` on an unfinished run writes a checkpoint to resume from, then
-    calls the given `close`.
-    """
+    """One run: an iterator over the records of its updates, which are the same on every rank. `summary` is None until
+    the run has ended. `close` on an unfinished run writes a checkpoint to resume from, then calls the given `close`."""
 
     def __init__(
         self, settings: RunSettings, prepare: Callable[[Machine], Training], *, close: Callable[[], None] | None = None

@@ -11,8 +11,8 @@ from novarl.core.errors import NovaError
 
 
 def runs_behind(model: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """The run whose checkpoint contains the folder `model`, with its configuration, then the run behind that run's
-    initial model, and so on."""
+    """The run whose checkpoint contains `model`, with its configuration, then the run behind its initial model, and so
+    on."""
     seen: set[Path] = set()
     while (run := _run_around(Path(model).expanduser().resolve())) is not None and run not in seen:
         try:

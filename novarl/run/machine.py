@@ -33,11 +33,8 @@ def start(device: str, threads: int | None, seed: int) -> tuple[torch.device, Ra
 
 
 def flush_denormals() -> None:
-    """Flush denormal numbers (below 1.2e-38 in float32) to 0, in this thread and the threads it starts.
-
-    Gradients of unlikely tokens and their squares can be that small, and many processors compute denormals in
-    microcode, many times slower.
-    """
+    """Flush denormal numbers (below 1.2e-38 in float32) to 0, in this thread and the threads it starts. Gradients of
+    unlikely tokens can be that small, and many processors compute denormals in microcode, many times slower."""
     torch.set_flush_denormal(True)
 
 
@@ -53,11 +50,9 @@ def divided_threads(threads: int | None, *, staleness: int, sampling: int | None
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory for reuse instead of returning it to the system, if the C library is glibc.
-
-    By default the end of the heap is returned at once, and the system zeroes each page again at its next use. Blocks
-    above `MAPPED` are still returned, because kept blocks fit only slightly smaller requests and would accumulate.
-    """
+    """Keep freed memory for reuse, if the C library is glibc: the system zeroes each page that is returned and used
+    again. Blocks above `MAPPED` are returned, because kept blocks fit only slightly smaller requests and would
+    accumulate."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED)

@@ -1,13 +1,8 @@
 """The Pareto front of a run with several objectives, from its held-out evaluations.
 
-Every evaluation (before training, every `eval_every` steps, after training) is offered to a Pareto archive of
-`multi_objective.archive_size` policies. It is stored in the checkpoints; front.json and figures/front.png show it.
-
-Only objectives that an evaluation measures are included: rewards by name, `reward` (their weighted sum) and `length`.
-KL and entropy are measured on training samples only; front.json lists them under `not_measured`.
-
-With two or more measured objectives, the metric `eval/hypervolume` is the volume dominated by all evaluations so far
-above a reference point, by default the first evaluation.
+Every evaluation is offered to a Pareto archive, which is stored in the checkpoints; front.json and figures/front.png
+show it. KL and entropy are measured on training samples only; front.json lists them under `not_measured`. The metric
+`eval/hypervolume` is the volume dominated by all evaluations so far above a reference point, by default the first one.
 """
 
 from __future__ import annotations
@@ -102,10 +97,7 @@ class Front:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `state_dict`."""
         self.archive.load_state_dict(state["archive"])
-        entries = [
-            Evaluated(entry["name"], tuple(entry["vector"]), tuple(entry["errors"]), entry["step"])
-            for entry in state["evaluated"]
-        ]
+        entries = [Evaluated.of(entry) for entry in state["evaluated"]]
         self.evaluated = {entry.name: entry for entry in entries}
 
     def draw(self) -> None:

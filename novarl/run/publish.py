@@ -15,8 +15,8 @@ def link(model: nn.Module, engine: Engine) -> Callable[[int], None]:
     """`publish(version)`: from now on `engine` samples from the weights that `model` has at this moment. All ranks call
     it.
 
-    An engine in this process shares the learner's modules (`shares_weights`), or the whole copy of sharded ones, and is
-    told the version alone; any other is given every weight by name, with adapters merged.
+    An engine in this process shares the learner's modules, or the whole copy of sharded ones, and is told the version
+    alone; any other is given every weight by name, with adapters merged.
     """
 
     def publish(version: int) -> None:

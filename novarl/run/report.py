@@ -27,10 +27,7 @@ def open_sinks(folder: Path, *, console: bool, tensorboard: bool) -> list[Sink]:
 
 
 def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Draw the curves, list the written files, and write and print the summary.
-
-    The status is "unsaved" if the last checkpoint could not be written.
-    """
+    """Draw the curves, list the files, and write and print the summary. Without the last checkpoint it is "unsaved"."""
     folder = session.rundir.path
     if session.saved_order != session.order:
         entries = {**entries, "status": "unsaved"}

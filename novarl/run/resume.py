@@ -38,10 +38,8 @@ class Opened:
         return self.checkpoint.load() if self.checkpoint else None
 
     def finished(self, phase: str, *, steps: int, model: str) -> dict[str, Any] | None:
-        """The summary of a run of `model` that is already complete, or None.
-
-        Only if the checkpoint is that of the last step; a damaged or missing last checkpoint is written again.
-        """
+        """The summary of a run of `model` that is complete, or None. A damaged or missing last checkpoint is written
+        again."""
         summary = self.rundir.read_json("summary.json") if self.checkpoint else None
         if self.checkpoint is None or summary is None or summary.get("status") != "done":
             return None
@@ -60,8 +58,8 @@ class Opened:
 def open_run(settings: RunSettings, ranks: Ranks) -> Opened:
     """Find the directory and the checkpoint to resume from. Writes nothing except to complete an interrupted save.
 
-    Without `resume`, a directory that already holds a run is refused. `auto` resumes where the run stopped, or starts a
-    new run if there is none; a path names one checkpoint, which must be complete and belong to the run in `run_dir`.
+    Without `resume`, a directory that holds a run is refused. `auto` resumes where the run stopped, or starts a new
+    run; a path names one checkpoint, which must be complete and belong to the run in `run_dir`.
     """
     kind, run_dir, resume = settings.kind, settings.run_dir, settings.resume
     if resume not in (None, "auto"):
@@ -150,8 +148,7 @@ def _missing(rundir: RunDir) -> NovaError:
 
 
 def _lost(rundir: RunDir, checkpoint: Checkpoint) -> list[str]:
-    """Notes on logs that are shorter than at the checkpoint. NovaError if a log cannot be read, since nothing may be
-    appended to it."""
+    """Notes on logs that are shorter than at the checkpoint. NovaError if a log cannot be read."""
     sizes = checkpoint.outline()["logs"]
     for _ in read_lines(rundir.path / "metrics.jsonl", most=sizes.get("metrics.jsonl", 0)):
         pass

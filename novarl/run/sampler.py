@@ -54,8 +54,7 @@ class Sampler:
     def train(
         self, asked: Sequence[tuple[int, Prompt]], step: int, ended: Callable[[Rollout], None] | None = None
     ) -> list[Rollout]:
-        """`samples` rollouts of every (group, prompt), and a greedy one if a baseline needs it; `ended` is called with
-        each finished rollout."""
+        """`samples` rollouts of every (group, prompt), and a greedy one if needed; `ended` is called with each."""
         return self.loop.run(self.rollouts(asked, step, ended))
 
     async def rollouts(

@@ -165,8 +165,7 @@ class Session:
         return [record for record in read_metrics(log) if record.get("phase") == self.phase]
 
     def _count(self, record: Record) -> None:
-        """Add a step's rollouts to the totals. `flat`: every group of the last step had identical rewards, although
-        groups have several answers."""
+        """Add a step's rollouts to the totals. `flat`: every group of several answers had identical rewards."""
         before = self.facts.get("rollouts", {"sampled": 0, "failed": 0})
         could = record["groups_kept"] < record["episodes"]
         self.facts["rollouts"] = {
@@ -195,8 +194,7 @@ class Session:
         return record
 
     def _best(self) -> float | None:
-        """The score of the current weights if no saved ones are better. Kept until they are saved, so that a retry
-        after a failed save marks them as best too."""
+        """The score of the current weights if no saved ones are better; a failed save does not change it."""
         order, score = self.better
         return score if order == self.order else None
 

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from novarl.rewards.per_rollout import by_answer
-from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task, whole
 
 HASTY_SHARE = 0.6
@@ -42,10 +40,6 @@ def add_without_carry(a: int, b: int) -> int:
     return total
 
 
-def rewards() -> Mapping[str, Scorer]:
-    return {"right": by_answer(is_right)}
-
-
 def task(*, difficulty: int = 5) -> Task:
     """Adding `difficulty` (3 to 12) digits from 1 to 9."""
     count = whole(difficulty, "difficulty", lowest=3, highest=12)
@@ -70,7 +64,7 @@ def task(*, difficulty: int = 5) -> Task:
         summary=f"add {count} digits step by step; most demonstrations forget to carry",
         draw=draw,
         teach=teach,
-        rewards=rewards,
+        rewards=lambda: {"right": by_answer(is_right)},
         max_tokens=9 * count + 1,
         warmup=400,
         warmup_lr=3e-3,

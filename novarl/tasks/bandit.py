@@ -17,7 +17,6 @@ from importlib import resources
 from typing import Any
 
 from novarl.rewards.per_rollout import by_answer
-from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task
 
 INVALID = -1.0
@@ -38,10 +37,6 @@ def worth(text: str, answer: Mapping[str, Any]) -> float:
     return float(answer.get(text.strip(), INVALID))
 
 
-def rewards() -> Mapping[str, Scorer]:
-    return {"preference": by_answer(worth)}
-
-
 def task() -> Task:
     """Choosing the best action for each prompt."""
 
@@ -60,7 +55,7 @@ def task() -> Task:
         summary="choose the best of three actions for each of four prompts",
         draw=draw,
         teach=teach,
-        rewards=rewards,
+        rewards=lambda: {"preference": by_answer(worth)},
         max_tokens=4,
         warmup=150,
         warmup_lr=3e-3,

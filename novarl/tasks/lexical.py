@@ -11,11 +11,9 @@ prompt and its target of 80. With a penalty scale of 0 the reward can be exploit
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
 from novarl.core.errors import NovaError
 from novarl.rewards.lexical import lexical
-from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task, whole
 from novarl.tasks.words import WORDS, topic
 
@@ -41,16 +39,13 @@ def task(*, words: int = 12, brevity_penalty_scale: float = 0.5) -> Task:
             written.append(vocabulary[place % len(vocabulary)])
         return " ".join(written)
 
-    def rewards() -> Mapping[str, Scorer]:
-        target = max(1, round(0.8 * count))
-        return {"lexical": lexical(brevity_penalty_scale=brevity_penalty_scale, target_words=target)}
-
+    target = max(1, round(0.8 * count))
     return Task(
         name="lexical" if count == 12 else f"lexical-{count}",
         summary=f"write about {count} words and repeat few",
         draw=draw,
         teach=teach,
-        rewards=rewards,
+        rewards=lambda: {"lexical": lexical(brevity_penalty_scale=brevity_penalty_scale, target_words=target)},
         max_tokens=6 * count + 12,
         warmup=200,
         warmup_lr=3e-3,

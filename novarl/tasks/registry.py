@@ -23,8 +23,7 @@ TASKS: dict[str, Callable[..., Task]] = {
 
 
 def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
-    """The task `name` with its options. Raises NovaError for an unknown task or option (with the nearest name) or a
-    wrong type."""
+    """The task with its options. NovaError for an unknown task or option (with the nearest name) or a wrong type."""
     if name not in TASKS:
         raise NovaError(f"unknown task {name!r}", where="task", fix=nearest(name, TASKS))
     kinds = get_type_hints(TASKS[name])

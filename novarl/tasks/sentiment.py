@@ -9,18 +9,12 @@ the response and are summed.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
 from novarl.rewards.endings import preference
 from novarl.rewards.length import length
 from novarl.rewards.sentiment import sentiment
-from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task
 from novarl.tasks.words import WORDS, topic
-
-
-def rewards() -> Mapping[str, Scorer]:
-    return {"sentiment": sentiment, "preference": preference, "length": length()}
 
 
 def task() -> Task:
@@ -39,7 +33,7 @@ def task() -> Task:
         summary="write kind reviews of a moderate length: three named rewards",
         draw=draw,
         teach=teach,
-        rewards=rewards,
+        rewards=lambda: {"sentiment": sentiment, "preference": preference, "length": length()},
         max_tokens=80,
         warmup=200,
         warmup_lr=3e-3,

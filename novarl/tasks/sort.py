@@ -10,11 +10,9 @@ so their answers are also unseen.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from typing import Any
 
 from novarl.rewards.per_rollout import by_answer
-from novarl.rewards.verdict import Scorer
 from novarl.tasks.task import Problem, Task, whole
 
 LETTERS = "abcdefghij"
@@ -24,10 +22,6 @@ COPY_SHARE = 0.8
 def is_sorted(text: str, answer: Any) -> float:
     """1.0 if the response is exactly the sorted letters (ignoring surrounding white space), else 0.0."""
     return float(text.strip() == answer)
-
-
-def rewards() -> Mapping[str, Scorer]:
-    return {"sorted": by_answer(is_sorted)}
 
 
 def task(*, difficulty: int = 5) -> Task:
@@ -47,7 +41,7 @@ def task(*, difficulty: int = 5) -> Task:
         summary=f"sort {count} letters; the demonstrations mostly copy them",
         draw=draw,
         teach=teach,
-        rewards=rewards,
+        rewards=lambda: {"sorted": by_answer(is_sorted)},
         max_tokens=count + 3,
         warmup=250,
         warmup_lr=3e-3,

@@ -68,11 +68,8 @@ class Task:
     train_rows: int = 2000
 
     def rows(self, split: Split, n: int | None = None, seed: int = 0) -> list[Row]:
-        """`n` distinct rows for training (default `train_rows`) or held out (default 500), with ids "sort/train/41".
-
-        Seed 0 gives the standard rows of a task; another seed gives others, with the seed in their ids. Raises
-        NovaError if the task has fewer than `n` distinct problems.
-        """
+        """`n` distinct rows for training (default `train_rows`) or held out (default 500), with ids "sort/train/41"; a
+        seed other than 0 gives other rows and is part of their ids. NovaError if there are fewer than `n` problems."""
         if split not in ("train", "held_out"):
             raise NovaError(f"unknown split {split!r}", where=f"task {self.name}", fix="use train or held_out")
         wanted = n if n is not None else self.train_rows if split == "train" else 500
@@ -83,8 +80,7 @@ class Task:
             if problem is None:
                 what = f"has only {index} distinct {split} problems, but {wanted} were requested"
                 raise NovaError(what, where=f"task {self.name}", fix="request fewer, or raise the difficulty")
-            origin = split if seed == 0 else f"{split}-seed{seed}"
-            row: Row = {"id": f"{self.name}/{origin}/{index}", "messages": [{"role": "user", "content": problem.text}]}
+            row = self._row(split, seed, index, problem)
             rows.append(row if problem.answer is None else row | {"answer": problem.answer})
         return rows
 
@@ -96,11 +92,14 @@ class Task:
             problem = self.draw(rng)
             while self._side(problem) != "train":
                 problem = self.draw(rng)
-            answer = {"role": "assistant", "content": self.teach(rng, problem)}
-            origin = "demonstration" if seed == 0 else f"demonstration-seed{seed}"
-            question = {"role": "user", "content": problem.text}
-            rows.append({"id": f"{self.name}/{origin}/{index}", "messages": [question, answer]})
+            row = self._row("demonstration", seed, index, problem)
+            row["messages"].append({"role": "assistant", "content": self.teach(rng, problem)})
+            rows.append(row)
         return rows
+
+    def _row(self, kind: str, seed: int, index: int, problem: Problem) -> Row:
+        origin = kind if seed == 0 else f"{kind}-seed{seed}"
+        return {"id": f"{self.name}/{origin}/{index}", "messages": [{"role": "user", "content": problem.text}]}
 
     def _problems(self, split: Split, seed: int) -> Iterator[Problem]:
         """Distinct problems of one split, until the task is exhausted."""

@@ -49,7 +49,8 @@ class Trainer:
         given = self._renamed(settings, where)
         if given.get("resume") is True:
             given["resume"] = "auto"
-        self._config = compose.configuration(self.kind, self._keys(given), where)
+        self._name_task(given)
+        self._config = compose.configuration(self.kind, given, where)
         self._run: Run = compose.train(self._config)
         self._closed = False
 
@@ -66,9 +67,17 @@ class Trainer:
             given[key] = value
         return given
 
-    def _keys(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Settings by the keys of the configuration."""
-        return settings
+    def _name_task(self, settings: dict[str, Any]) -> None:
+        """Make `data` a task where it is the name of one."""
+        from novarl.tasks.registry import TASKS
+
+        data = settings.get("data")
+        if isinstance(data, str) and data in TASKS:
+            settings["task"] = settings.pop("data")
+        elif isinstance(data, bool | int | float):
+            where = next((name for name, key in self.names.items() if key == "data"), "data")
+            fix = "give a task, a file, a datasets.Dataset, or a list of dictionaries or strings"
+            raise NovaError(f"{data!r} holds no rows", where=where, fix=fix)
 
     def __iter__(self) -> Iterator[Update]:
         return self
@@ -193,16 +202,3 @@ class Trainer:
             what = "this run was finished before, so its model is not loaded"
             raise NovaError(what, where=f"run_dir={self._config.run_dir}", fix="give it more steps, or load its model")
         return training
-
-
-def data_keys(settings: dict[str, Any], name: str = "data") -> dict[str, Any]:
-    """`data`, which the trainer calls `name`, as a task where it is the name of one."""
-    from novarl.tasks.registry import TASKS
-
-    data = settings.get("data")
-    if isinstance(data, str) and data in TASKS:
-        settings["task"] = settings.pop("data")
-    elif isinstance(data, bool | int | float):
-        fix = "give a task, a file, a datasets.Dataset, or a list of dictionaries or strings"
-        raise NovaError(f"{data!r} holds no rows", where=name, fix=fix)
-    return settings

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
-from novarl.trainer.base import Trainer, data_keys
+from novarl.trainer.base import Trainer
 
 
 class DPO(Trainer):
-    """Direct preference optimisation and its relatives (`loss`): `data` holds pairs, a chosen and a rejected answer
-    each, or answers with a label."""
+    """Direct preference optimisation and its relatives (`loss`): `data` holds pairs, or answers with a label."""
 
     kind = "dpo"
-
-    def _keys(self, settings: dict[str, Any]) -> dict[str, Any]:
-        return data_keys(settings)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from novarl.trainer.base import Trainer, data_keys
+from novarl.trainer.base import Trainer
 
 if TYPE_CHECKING:
     from novarl.loops.evaluate import Evaluation
@@ -28,9 +28,6 @@ class RL(Trainer):
 
     kind = "rl"
     names: ClassVar[Mapping[str, str]] = {"prompts": "data", "env": "rollout.env_path"}
-
-    def _keys(self, settings: dict[str, Any]) -> dict[str, Any]:
-        return data_keys(settings, "prompts")
 
     def _judge_training_rows(self, training: Any) -> Callable[[], Evaluation]:
         rows = training.rows.train

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
-from novarl.trainer.base import Trainer, data_keys
+from novarl.trainer.base import Trainer
 
 
 class SFT(Trainer):
@@ -13,9 +12,6 @@ class SFT(Trainer):
     dictionaries with messages, or with a prompt and a completion."""
 
     kind = "sft"
-
-    def _keys(self, settings: dict[str, Any]) -> dict[str, Any]:
-        return data_keys(settings)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from novarl.config.parts import rewards_by_name
 from novarl.config.preference import RMConfig
 from novarl.core.errors import NovaError
 from novarl.core.types import Prompt, Rollout, Scored
-from novarl.data.pair_formats import PairColumns
+from novarl.data.formats import Columns
 from novarl.data.pairs import Reading, load_pairs, pack_pairs
 from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import evaluate
@@ -335,7 +335,7 @@ def evaluated(chosen: list[float], rejected: list[float]) -> Any:
     from novarl.data.sources import RawRow
 
     raw = [RawRow(i, f"f:{i}", row) for i, row in enumerate(rows)]
-    pairs, _ = load_pairs(raw, Reading(ByteTokenizer(), 100, keys=PairColumns()))
+    pairs, _ = load_pairs(raw, Reading(ByteTokenizer(), 100, keys=Columns()))
     given = iter([value for pair in zip(chosen, rejected, strict=True) for value in pair])
     return evaluate_rewards(pairs, lambda batch: torch.tensor([next(given) for _ in batch.traj]), batch_size=3)
 

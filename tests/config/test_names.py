@@ -13,9 +13,9 @@ from novarl.config.base import Config
 from novarl.config.foreign.aliases import KL_PLACES, VALUES
 from novarl.config.foreign.rows import Alias, Fixed
 from novarl.config.foreign.tables import rows
-from novarl.config.keys import is_key, leaves, nearest
+from novarl.config.keys import is_key, keys, nearest
 from novarl.config.load import load
-from novarl.config.names import active, fixed, meanings
+from novarl.config.names import meanings, single
 from novarl.config.names_page import page
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import TREES, EvalConfig, RLConfig, SampleConfig, SFTConfig
@@ -57,7 +57,7 @@ def changed(tmp_path: Path) -> Callable[..., Config]:
 
 ALIASES = [row for row in rows() if isinstance(row, Alias)]
 FIXED = [row for row in rows() if isinstance(row, Fixed)]
-ALL = [(tree, alias) for tree in TREES.values() for alias in ALIASES if active(tree).get(alias.old) is alias]
+ALL = [(tree, alias) for tree in TREES.values() for alias in ALIASES if single(tree, Alias).get(alias.old) is alias]
 CASES = [next(case for case in ALL if case[1] is alias) for alias in ALIASES if any(alias is one for _, one in ALL)]
 """Each alias with the first kind of run that has it."""
 
@@ -66,7 +66,7 @@ CASES = [next(case for case in ALL if case[1] is alias) for alias in ALIASES if 
 def test_an_alias_sets_the_keys_it_stands_for(tree: type[Config], alias: Alias, changed: Callable[..., Config]) -> None:
     value = alias.values[alias.example] if alias.values else alias.example
     value = alias.convert(value) if alias.convert else value
-    beside = {path: values[0] for path, values in alias.needs.items() if path in leaves(tree)}
+    beside = {path: values[0] for path, values in alias.needs.items() if path in keys(tree)}
     by_alias = changed(tree, {alias.old: alias.example} | beside)
     set_by = dict(zip(alias.new, value, strict=True)) if alias.each else dict.fromkeys(alias.new, value)
     assert by_alias == changed(tree, set_by | alias.implied(alias.example) | beside)
@@ -83,7 +83,7 @@ def test_every_alias_leads_somewhere_in_some_tree() -> None:
 
 
 def test_every_promised_name_is_known() -> None:
-    known = {*leaves(RLConfig), *meanings(RLConfig), "epochs", "steps_per_epoch"}
+    known = {*keys(RLConfig), *meanings(RLConfig), "epochs", "steps_per_epoch"}
     known |= {f"kl.{name}" for name in KL_PLACES}
     assert known >= PROMISED
     text = page()
@@ -284,10 +284,10 @@ def test_the_nearest_name_is_suggested(wrong: str, right: str) -> None:
 
 
 def test_nothing_is_suggested_where_nothing_is_near() -> None:
-    assert nearest("xyzzy", leaves(RLConfig)) is None
+    assert nearest("xyzzy", keys(RLConfig)) is None
     assert is_key("reward.anything.weight", RLConfig) and not is_key("reward.anything", SFTConfig)
     assert "batch_size" in meanings(RLConfig) and "batch_size" not in meanings(SFTConfig)
-    assert not fixed(EvalConfig)
+    assert not single(EvalConfig, Fixed)
 
 
 RL2_CONFIG = """

@@ -11,12 +11,12 @@ import novarl
 from novarl.compose import configuration
 from novarl.config.foreign.rows import Alias
 from novarl.config.load import load, to_dict
-from novarl.config.names import active
+from novarl.config.names import single
 from novarl.config.tree import TREES, RLConfig
 from novarl.core.errors import NovaError
 from tests.compose.harness import deterministic_metrics, finished, lightly, weights
 
-ALIASES = [(kind, alias) for kind in ("rl", "sft", "dpo", "rm") for alias in active(TREES[kind]).values()]
+ALIASES = [(kind, alias) for kind in ("rl", "sft", "dpo", "rm") for alias in single(TREES[kind], Alias).values()]
 
 
 def said(trainer: Any, **settings: Any) -> str:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from novarl.config.base import Config
-from novarl.config.keys import keys, leaves, sections
+from novarl.config.keys import keys, sections
 from novarl.config.load import fill, load, to_dict, to_yaml
 from novarl.config.parts import BUILT_IN_REWARDS
 from novarl.config.preference import DPOConfig, RMConfig
@@ -35,8 +35,8 @@ SCRIPTS_RELY_ON = {
 
 
 def test_the_keys_that_scripts_rely_on_are_top_level() -> None:
-    assert set(leaves(RLConfig)) >= SCRIPTS_RELY_ON
-    assert SCRIPTS_RELY_ON - {"algo", "reward", "warmup"} <= set(leaves(SFTConfig))
+    assert set(keys(RLConfig)) >= SCRIPTS_RELY_ON
+    assert SCRIPTS_RELY_ON - {"algo", "reward", "warmup"} <= set(keys(SFTConfig))
 
 
 @pytest.mark.parametrize("tree", TREES.values())
@@ -45,15 +45,15 @@ def test_every_leaf_is_explained_and_its_default_is_valid(tree: type[Config]) ->
         assert len(key.meaning) > 3, f"{key.path} says nothing of itself"
     values = to_dict(load(tree, overrides=SMALLEST[tree]))
     del values["kind"]
-    for path in leaves(tree):
+    for path in keys(tree):
         found = values
         for part in path.split("."):
             found = found[part]
 
 
 def test_leaves_are_the_dotted_paths_and_sections_the_groups() -> None:
-    assert {"optim.lr", "rollout.max_tokens", "reward", "task_options"} <= set(leaves(RLConfig))
-    assert not sections(RLConfig) & set(leaves(RLConfig))
+    assert {"optim.lr", "rollout.max_tokens", "reward", "task_options"} <= set(keys(RLConfig))
+    assert not sections(RLConfig) & set(keys(RLConfig))
     assert "optim" in sections(RLConfig) and "rollout" not in sections(SFTConfig)
 
 

@@ -16,7 +16,7 @@ from novarl.config.foreign.rows import Alias, Hint
 from novarl.config.foreign.tables import rows
 from novarl.config.keys import keys
 from novarl.config.load import load
-from novarl.config.names import active, hints, meanings
+from novarl.config.names import meanings, single
 from novarl.config.names_page import page
 from novarl.config.tree import TREES, DPOConfig, EvalConfig, RLConfig, SFTConfig
 from novarl.core.errors import NovaError, NovaErrors
@@ -53,9 +53,9 @@ GOES_WITH: dict[str, list[str]] = {
 """What a key needs beside it, by its path or its section."""
 ALIASES = [row for row in rows() if isinstance(row, Alias)]
 HOLDS = [
-    next((tree, alias) for tree in TREES.values() if active(tree).get(alias.old) is alias)
+    next((tree, alias) for tree in TREES.values() if single(tree, Alias).get(alias.old) is alias)
     for alias in ALIASES
-    if any(active(tree).get(alias.old) is alias for tree in TREES.values())
+    if any(single(tree, Alias).get(alias.old) is alias for tree in TREES.values())
 ]
 """Each alias with the first kind of run that has it."""
 HINTED = [
@@ -96,10 +96,10 @@ def test_the_example_of_an_alias_resolves(tree: type[Config], alias: Alias) -> N
 @pytest.mark.parametrize("tree", TREES.values(), ids=list(TREES))
 def test_a_hint_says_what_to_do_instead(tree: type[Config]) -> None:
     """All hints of a kind of run at once: each is said, and shown in the page."""
-    mine = hints(tree).values()
+    mine = single(tree, Hint).values()
     if not mine:
         return
-    assert not {row.old for row in mine} & {*keys(tree), *active(tree)}
+    assert not {row.old for row in mine} & {*keys(tree), *single(tree, Alias)}
     with pytest.raises(NovaErrors) as caught:
         load(tree, preset={"task": "sort"}, overrides=[f"{row.old}=1" for row in mine])
     told = [f"command line {row.old}: {row.what} ({row.fix})" for row in mine]
@@ -110,7 +110,7 @@ def test_a_hint_says_what_to_do_instead(tree: type[Config]) -> None:
 
 
 def test_a_name_has_one_hint_for_a_command() -> None:
-    assert sum(len(hints(tree)) for tree in TREES.values()) == len(HINTED)
+    assert sum(len(single(tree, Hint)) for tree in TREES.values()) == len(HINTED)
 
 
 def test_a_hinted_name_without_a_value_asks_for_nothing() -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from novarl.core.errors import NovaError
 from novarl.core.types import Buffer, Prompt, Rollout, Scored, Sequence
 from novarl.data.buffer import RolloutBuffer
-from novarl.data.serial import prompt_from_dict, prompt_to_dict, scored_from_dict, scored_to_dict
+from novarl.data.serial import from_dict, to_dict
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -70,10 +70,10 @@ def one(index: int, **changes: Any) -> Scored:
 )
 @given(SCORED)
 def test_scored_rollouts_survive_json_exactly(scored: Scored) -> None:
-    text = json.dumps(scored_to_dict(scored))
-    back = scored_from_dict(json.loads(text))
+    text = json.dumps(to_dict(scored))
+    back = from_dict(Scored, json.loads(text))
     assert back == scored
-    assert json.dumps(scored_to_dict(back)) == text
+    assert json.dumps(to_dict(back)) == text
     assert repr(back) == repr(scored)  # also the types: a tuple stays a tuple, 1.0 stays a float
 
 
@@ -81,14 +81,14 @@ def test_what_has_no_json_survives_as_well() -> None:
     prompt = Prompt("p", (), (), answer=float("nan"), extra={"x": [float("inf"), -0.0, (1, ("2",))]})
     odd_keys: dict[Any, Any] = {1: 2, "__tuple__": [3], (4, 5): {"__items__": 6}, None: {"__tuple__": [7]}}
     prompt = replace(prompt, extra={**prompt.extra, "odd": odd_keys, "__items__": []})
-    back = prompt_from_dict(json.loads(json.dumps(prompt_to_dict(prompt))))
+    back = from_dict(Prompt, json.loads(json.dumps(to_dict(prompt))))
     assert repr(back) == repr(prompt)
 
 
 @pytest.mark.parametrize(("value", "where"), [(object(), "info.x"), ([{"y": {3}}], r"info.x\[0\].y")])
 def test_what_json_cannot_hold_is_refused_by_name(value: Any, where: str) -> None:
     with pytest.raises(NovaError, match=f"^{where}: a .* cannot be saved"):
-        scored_to_dict(one(0, info={"x": value}))
+        to_dict(one(0, info={"x": value}))
 
 
 def test_first_in_first_out() -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from novarl.core.errors import NovaError
-from novarl.data.pair_formats import PairColumns, detect_pairs, labelled_example, pair_example
+from novarl.data.formats import Columns
+from novarl.data.pair_formats import detect_pairs, labelled_example, pair_example
 from novarl.data.pairs import Pair, Reading, load_labelled, load_pairs, pack_labelled, pack_pairs
 from novarl.data.sources import RawRow
 from novarl.models.byte_tokenizer import ByteTokenizer
@@ -16,16 +17,16 @@ from novarl.models.byte_tokenizer import ByteTokenizer
 TOKENIZER = ByteTokenizer()
 Q = {"role": "user", "content": "q"}
 GOOD, BAD = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
-SEPARATE = PairColumns(chosen="chosen", rejected="rejected", prompt="prompt")
-TOGETHER = PairColumns(chosen="chosen", rejected="rejected")
+SEPARATE = Columns(chosen="chosen", rejected="rejected", prompt="prompt")
+TOGETHER = Columns(chosen="chosen", rejected="rejected")
 
 
 def rows(*values: Any) -> list[RawRow]:
     return [RawRow(index, f"f.jsonl:{index + 1}", value) for index, value in enumerate(values)]
 
 
-def found(value: Any, *, labels: bool = False, **keys: str) -> PairColumns:
-    return detect_pairs(rows(value), keys=PairColumns(**keys), where="f.jsonl", labels=labels)
+def found(value: Any, *, labels: bool = False, **keys: str) -> Columns:
+    return detect_pairs(rows(value), keys=Columns(**keys), where="f.jsonl", labels=labels)
 
 
 def reading(max_length: int = 1000, **options: Any) -> Reading:
@@ -54,13 +55,15 @@ def test_formats_are_detected() -> None:
     sides = {"chosen": "a", "rejected": "b"}
     assert found(sides) == TOGETHER
     assert found(sides | {"prompt": "q"}) == SEPARATE
-    assert found(sides | {"messages": [Q]}) == PairColumns("chosen", "rejected", messages="messages")
+    assert found(sides | {"messages": [Q]}) == Columns(chosen="chosen", rejected="rejected", messages="messages")
     assert found(sides | {"margin": 1.0}).margin == "margin"
-    assert found({"w": "a", "l": "b", "p": "q"}, chosen="w", rejected="l", prompt="p") == PairColumns("w", "l", "p")
+    assert found({"w": "a", "l": "b", "p": "q"}, chosen="w", rejected="l", prompt="p") == Columns(
+        chosen="w", rejected="l", prompt="p"
+    )
     unpaired = {"prompt": "q", "completion": "a", "label": True}
-    assert found(unpaired, labels=True) == PairColumns(prompt="prompt", completion="completion", label="label")
-    assert found({"text": "a", "label": "positive"}, labels=True) == PairColumns(text="text", label="label")
-    assert found({"t": "a", "l": 1}, labels=True, text="t", label="l") == PairColumns(text="t", label="l")
+    assert found(unpaired, labels=True) == Columns(prompt="prompt", completion="completion", label="label")
+    assert found({"text": "a", "label": "positive"}, labels=True) == Columns(text="text", label="label")
+    assert found({"t": "a", "l": 1}, labels=True, text="t", label="l") == Columns(text="t", label="l")
     assert found(sides, labels=True) == TOGETHER
 
 
@@ -177,7 +180,7 @@ def test_rows_that_say_nothing_are_refused(value: Any, words: str) -> None:
     [(True, 1.0), (False, 0.0), (1, 1.0), (0.0, 0.0), ("Positive", 1.0), (" neg ", 0.0), ("1", 1.0), ("false", 0.0)],
 )
 def test_labels(label: Any, value: float) -> None:
-    columns = PairColumns(text="text", label="label")
+    columns = Columns(text="text", label="label")
     assert labelled_example(rows({"text": "fine", "label": label})[0], columns).label == value
 
 

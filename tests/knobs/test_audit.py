@@ -14,7 +14,7 @@ import pytest
 from novarl import cli
 from novarl.config import tree
 from novarl.config.base import Config
-from novarl.config.keys import leaves
+from novarl.config.keys import keys
 from novarl.config.parts import Node
 from novarl.config.preference import DPOConfig, RMConfig
 from novarl.config.tree import EvalConfig, RLConfig, SampleConfig, SFTConfig
@@ -107,13 +107,13 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("kind", tree.TREES.values(), ids=tree.TREES)
 def test_every_leaf_is_read_by_some_run(kind: type[Config], read: dict[str, set[str]]) -> None:
-    idle = set(leaves(kind)) - read[kind.kind]
+    idle = set(keys(kind)) - read[kind.kind]
     assert not idle, f"no run of novarl {kind.kind} reads {', '.join(sorted(idle))}"
 
 
 def test_the_audit_goes_through_all_trees() -> None:
     assert set(tree.TREES.values()) == {RLConfig, SFTConfig, DPOConfig, RMConfig, EvalConfig, SampleConfig}
-    assert {len(leaves(kind)) > 10 for kind in tree.TREES.values()} == {True}
+    assert {len(keys(kind)) > 10 for kind in tree.TREES.values()} == {True}
 
 
 def test_a_planted_leaf_that_nobody_reads_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,5 +128,5 @@ def test_a_planted_leaf_that_nobody_reads_is_caught(tmp_path: Path, monkeypatch:
     with recorded() as found:
         finished("sft", *SFT, f"data={data}", f"run_dir={run}", "idle=4")
     assert "idle: 4\n" in (run / "config.yaml").read_text()
-    assert "idle" in leaves(Deeper) and "idle" not in found["sft"]
+    assert "idle" in keys(Deeper) and "idle" not in found["sft"]
     assert {"batch_size", "optim.betas", "log.console"} <= found["sft"]

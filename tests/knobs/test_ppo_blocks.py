@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from novarl.config.keys import leaves
+from novarl.config.keys import keys
 from novarl.config.tree import RLConfig
 from novarl.core.config_files import read
 from novarl.rewards.per_rollout import by_text
@@ -149,7 +149,7 @@ def test_a_key_of_a_block_changes_the_run(both: str, change: str, ran: Callable[
 def test_every_key_of_the_blocks_is_flipped() -> None:
     blocks = ("critic.", "vine.", "prime.", "adaptive_kl.", "constraint_optimization.", "multi_objective.")
     flipped = {change.partition("=")[0] for _, change in FLIPS}
-    missing = {name for name in leaves(RLConfig) if name.startswith(blocks)} - flipped
+    missing = {name for name in keys(RLConfig) if name.startswith(blocks)} - flipped
     assert missing == {
         "multi_objective.archive_size",
         "multi_objective.prune",  # both: tests/compose/test_front_of_a_run.py

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from novarl.core.types import Batch, Record, Sequence
 from novarl.data.pairs import Labelled, Pair
 from novarl.distributed.ranks import Ranks
-from novarl.learn.preference import TrajectoryLearner, with_reference
+from novarl.learn.preference import with_reference
 from novarl.learn.scorer import Scorer
+from novarl.learn.supervised import OfflineLearner
 from novarl.models.transformer import Decoder
 from tests.invariance.gradients import Gradients
 from tests.invariance.sharp import lessons, perturbed, sharp_policy
@@ -69,7 +70,7 @@ def recorded(sequence: Sequence) -> float:
     return sum(value for value, chosen in zip(sequence.behavior_logp, sequence.mask, strict=True) if chosen)
 
 
-def caught(learner: TrajectoryLearner, batch: Batch) -> tuple[Gradients, Record]:
+def caught(learner: OfflineLearner, batch: Batch) -> tuple[Gradients, Record]:
     """The gradient of an update and its record; the weights stay."""
     found: Gradients = {}
 

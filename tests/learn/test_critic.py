@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from novarl.core.types import Batch, Credit, Scored, Scores
 from novarl.data.pack import pack
 from novarl.distributed.ranks import Ranks
-from novarl.learn.critic import Critic, CriticSettings, ValueScorer
+from novarl.learn.critic import Critic, ValueScorer
 from novarl.learn.optim import OptimSettings
 from novarl.learn.plan import plan
 from novarl.learn.policy import PolicyLearner, SharedValue
@@ -53,8 +53,8 @@ def value_model(*, separate: bool = True) -> ValueModel:
 
 def critic(model: ValueModel, *, ranks: Ranks | None = None, budget: int = WHOLE, **settings: Any) -> Critic:
     scorer = ValueScorer(model, compute_dtype=torch.float64)
-    made = CriticSettings(**{"optim": OptimSettings(max_grad_norm=0.0), "clip": CLIP, **settings})
-    return Critic(scorer, made, ranks=ranks or Ranks(), budget=budget)
+    settings = {"optim": OptimSettings(max_grad_norm=0.0), "clip": CLIP, **settings}
+    return Critic(scorer, ranks=ranks or Ranks(), budget=budget, **settings)
 
 
 def read(model: ValueModel, of: Batch) -> tuple[Tensor, Tensor]:

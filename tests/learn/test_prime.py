@@ -14,7 +14,7 @@ from novarl.data.pack import pack
 from novarl.distributed.ranks import Ranks
 from novarl.learn.optim import OptimSettings
 from novarl.learn.plan import plan, trajectory_of_tokens
-from novarl.learn.prime import PrimeSettings, ProcessRewards
+from novarl.learn.prime import ProcessRewards
 from novarl.learn.scorer import Scorer
 from tests.distributed.fork import run
 from tests.invariance.gradients import LIMITS, WHOLE, distance, two_in_one
@@ -38,8 +38,9 @@ def made(
     reference = sharp_policy(torch.float64).model
     scorer = Scorer(reference, temperature=temperature, chunk=50, compute_dtype=torch.float64)
     own = replace(scorer, model=perturbed(reference, moved) if moved else deepcopy(reference))
-    settings = PrimeSettings(BETA, THRESHOLD, OptimSettings(lr=lr, max_grad_norm=0.0))
-    return ProcessRewards(own, settings, ranks=ranks or Ranks(), budget=budget), scorer
+    optim = OptimSettings(lr=lr, max_grad_norm=0.0)
+    made = ProcessRewards(own, beta=BETA, threshold=THRESHOLD, optim=optim, ranks=ranks or Ranks(), budget=budget)
+    return made, scorer
 
 
 def rewards(mine: ProcessRewards, reference: Scorer, of: Batch) -> tuple[Tensor, dict[str, float]]:

@@ -172,9 +172,9 @@ def test_the_vocabularys_gradient_is_added_where_it_belongs(monkeypatch: pytest.
     mine = learner(model(torch.float64), budget=60)
     weight = mine.optimizer.parameters["model.embed_tokens.weight"]
     seen: list[bool] = []
-    backward = SupervisedLearner._backward
+    losses = SupervisedLearner.losses
     monkeypatch.setattr(
-        SupervisedLearner, "_backward", lambda *given: (seen.append(total_of(weight) is not None), backward(*given))[1]
+        SupervisedLearner, "losses", lambda *given: (seen.append(total_of(weight) is not None), losses(*given))[1]
     )
     assert total_of(weight) is None
     mine.update(batch(torch.float64))

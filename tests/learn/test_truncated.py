@@ -14,7 +14,7 @@ from torch import Tensor
 from novarl.core.errors import NovaError
 from novarl.core.types import Batch, Credit, Scored, Scores
 from novarl.data.pack import pack, select
-from novarl.data.serial import scored_from_dict, scored_to_dict
+from novarl.data.serial import from_dict, to_dict
 from novarl.distributed.ranks import Ranks
 from novarl.learn.optim import OptimSettings
 from novarl.learn.plan import piece
@@ -75,10 +75,10 @@ def test_tokens_whose_supports_were_not_recorded_are_refused() -> None:
 def test_saved_and_loaded_rollouts_are_equal() -> None:
     scored = recorded("all, hot")
     assert any(one.rollout.sequences[0].support for one in scored)
-    assert tuple(scored_from_dict(scored_to_dict(one)) for one in scored) == scored
+    assert tuple(from_dict(Scored, to_dict(one)) for one in scored) == scored
     plain = record(sharp_policy())[0]
     assert plain.rollout.sequences[0].support is None
-    assert "support" not in scored_to_dict(plain)["rollout"]["sequences"][0]
+    assert "support" not in to_dict(plain)["rollout"]["sequences"][0]
     assert pack([plain]).support is None and pack([plain]).cu_support is None
 
 

@@ -25,10 +25,10 @@ from novarl.core.types import Batch, Record, Rollout
 from novarl.distributed.ranks import Ranks
 from novarl.learn.agreement import TOLERANCES, mismatch
 from novarl.learn.credit import CreditRule
-from novarl.learn.critic import Critic, CriticSettings, ValueScorer
+from novarl.learn.critic import Critic, ValueScorer
 from novarl.learn.optim import OptimSettings
 from novarl.learn.policy import PolicyLearner
-from novarl.learn.prime import PrimeSettings, ProcessRewards
+from novarl.learn.prime import ProcessRewards
 from novarl.learn.scorer import Scorer
 from novarl.learn.supplier import Supplier
 from novarl.learn.vine import Continuations
@@ -75,8 +75,9 @@ class Run:
 
 def critic(policy: Policy, asking: Sampler) -> Supplier:
     optim = OptimSettings(lr=3e-3, schedule="cosine", total_steps=2 * YIELDS)
-    settings = CriticSettings(optim, passes=2, clip=0.2, bootstrap=True)
-    return Critic(ValueScorer(with_head(policy.model, separate=True)), settings, ranks=Ranks(), budget=100)
+    settings: dict[str, Any] = {"passes": 2, "clip": 0.2, "bootstrap": True}
+    scorer = ValueScorer(with_head(policy.model, separate=True))
+    return Critic(scorer, optim=optim, ranks=Ranks(), budget=100, **settings)
 
 
 def continuations(policy: Policy, asking: Sampler) -> Supplier:
@@ -88,8 +89,8 @@ def continuations(policy: Policy, asking: Sampler) -> Supplier:
 
 def process_rewards(policy: Policy, asking: Sampler) -> Supplier:
     model = frozen_copy(policy.model).requires_grad_(True)
-    settings = PrimeSettings(beta=0.5, threshold=0.5, optim=OptimSettings(lr=1e-3))
-    return ProcessRewards(Scorer(model, chunk=64), settings, ranks=Ranks(), budget=100)
+    optim = OptimSettings(lr=1e-3)
+    return ProcessRewards(Scorer(model, chunk=64), beta=0.5, threshold=0.5, optim=optim, ranks=Ranks(), budget=100)
 
 
 SUPPLIERS = {"PPO": critic, "VinePPO": continuations, "PRIME": process_rewards}

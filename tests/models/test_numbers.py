@@ -14,8 +14,8 @@ import transformers
 
 from novarl.core.errors import NovaError
 from novarl.models.byte_tokenizer import ByteTokenizer
+from novarl.models.files import check_numbers
 from novarl.models.load import load, save
-from novarl.models.numbers import check_numbers
 
 ABSURD: list[Any] = [-1, -(10**12), 10**7, 10**12, 10**400, float("nan"), float("inf"), 1e308, "many", [1], {"a": 1}]
 SHAPE = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": None}

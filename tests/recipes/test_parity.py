@@ -26,12 +26,12 @@ from novarl.data.pack import pack, pack_sequences
 from novarl.data.pairs import Pair, pack_pairs
 from novarl.distributed.ranks import Ranks
 from novarl.learn.credit import CreditRule
-from novarl.learn.critic import Critic, CriticSettings, ValueScorer
+from novarl.learn.critic import Critic, ValueScorer
 from novarl.learn.objective import Objective
 from novarl.learn.optim import Optimizer, OptimSettings
 from novarl.learn.policy import PolicyLearner
 from novarl.learn.preference import PreferenceLearner
-from novarl.learn.prime import PrimeSettings, ProcessRewards
+from novarl.learn.prime import ProcessRewards
 from novarl.learn.reward_model import HeadScorer, RewardModelLearner
 from novarl.learn.scorer import Scorer
 from novarl.learn.supervised import SupervisedLearner
@@ -322,7 +322,7 @@ def test_ppo_and_its_critic() -> None:
     module, args = recipe("ppo"), arguments("ppo", kl_coef=0.1)
     library = twin(ALGORITHMS["ppo"], kl_coef=0.1, settings={"adv.lam": args.lam})
     value_model = with_head(trained(), separate=True)
-    critic = Critic(ValueScorer(value_model), CriticSettings(replace(OPTIM, lr=5e-3)), ranks=RANKS, budget=BUDGET)
+    critic = Critic(ValueScorer(value_model), optim=replace(OPTIM, lr=5e-3), ranks=RANKS, budget=BUDGET)
     ours = module.Critic(trained()).double()
     ours_optimizer = torch.optim.AdamW(ours.parameters(), lr=5e-3, weight_decay=0.0)
     reference = noisy(trained())
@@ -413,8 +413,9 @@ def test_prime_and_its_reward_model() -> None:
     module, args = recipe("prime"), arguments("prime", beta=0.3)
     library = twin(ALGORITHMS["prime"])
     threshold, phi, theirs = 0.8, trained(), trained()
-    settings = PrimeSettings(beta=args.beta, threshold=threshold, optim=OPTIM)
-    supplier = ProcessRewards(Scorer(theirs, temperature=TEMPERATURE), settings, ranks=RANKS, budget=BUDGET)
+    scorer = Scorer(theirs, temperature=TEMPERATURE)
+    settings: dict[str, Any] = {"beta": args.beta, "threshold": threshold, "optim": OPTIM}
+    supplier = ProcessRewards(scorer, ranks=RANKS, budget=BUDGET, **settings)
     model, reference = trained(), trained()
     optimizer, phi_optimizer = adam(model), adam(phi)
     for seed in range(UPDATES):

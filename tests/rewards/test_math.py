@@ -21,7 +21,7 @@ from novarl.rewards.verdict import Failure
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[math.MathReward]:
-    made = math.math(time_limit=60.0)
+    made = math.MathReward(time_limit=60.0)
     yield made
     made.close()
 
@@ -141,7 +141,9 @@ def test_plain_numbers_agree_as_math_verify_says() -> None:
 
 
 def test_a_row_without_an_answer_fails_and_is_not_wrong(say) -> None:
-    found = asyncio.run(math.math()([say("#### 5", "#### 5"), say("#### 5", None), say("nothing", 5), say("5", 5.0)]))
+    found = asyncio.run(
+        math.MathReward()([say("#### 5", "#### 5"), say("#### 5", None), say("nothing", 5), say("5", 5.0)])
+    )
     assert [found[0], found[2], found[3]] == [1.0, 0.0, 1.0]
     assert "ValueError" in str(found[1]) and "contains no answer" in str(found[1])
 
@@ -235,7 +237,7 @@ def test_unmarked_mathematics_and_ends_of_text(reward, say, text: str, reference
 
 def test_tolerance_holds_for_expressions_too(say) -> None:
     rows = [say(r"\boxed{3.14}", r"\pi"), say(r"\boxed{3.2}", r"\pi"), say(r"\boxed{\sqrt{2}}", "1.4")]
-    strict, loose = math.math(), math.math(tolerance=0.01)
+    strict, loose = math.MathReward(), math.MathReward(tolerance=0.01)
     assert asyncio.run(strict(rows)) == [0.0, 0.0, 0.0]
     assert asyncio.run(loose(rows)) == [1.0, 0.0, 0.0]
     strict.close()
@@ -250,7 +252,7 @@ def test_the_tolerance_of_a_configuration_reaches_the_reward(say) -> None:
 
 
 def test_numbers_need_no_process(say) -> None:
-    reward = math.math()
+    reward = math.MathReward()
     rows = [say("#### 72", "72"), say(r"\boxed{0.5}", "1/2"), say("it is 7", 8), say("#### 9", "48/2=24\n#### 24")]
     assert asyncio.run(reward(rows)) == [1.0, 1.0, 0.0, 0.0]
     assert reward._process is None
@@ -258,7 +260,7 @@ def test_numbers_need_no_process(say) -> None:
 
 def test_a_comparison_that_does_not_end_fails_its_own_rollout(say) -> None:
     """The integral has no closed form that SymPy finds soon; the answers after it are scored, by a fresh process."""
-    reward = math.math(time_limit=4.0)
+    reward = math.MathReward(time_limit=4.0)
     hard = rf"\boxed{{\int_0^1 {'+'.join(rf'x^{{x^{n}}}' for n in range(1, 9))} dx}}"
     half = say(r"\boxed{\frac12}", "1/2")
     late = Failure("timed out after 4 s and was stopped")

@@ -13,8 +13,8 @@ import pytest
 from novarl.core.errors import NovaError
 from novarl.core.types import Rollout, Scored, Sequence
 from novarl.rewards.compose import RewardSet
-from novarl.rewards.progress import Progress
 from novarl.rewards.registry import find_reward
+from novarl.rewards.services import Progress
 from novarl.rewards.user_file import load, split_spec
 
 ROWS = """

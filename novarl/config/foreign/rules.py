@@ -44,18 +44,3 @@ def only_element(value: Any) -> Any:
 def separated(value: Any) -> Any:
     """`q_proj,v_proj` is a list; `all-linear` is one word."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) and value != "all-linear" else value
-
-
-RULES = {
-    rule.__name__: rule
-    for rule in (
-        same,
-        off_at_zero,
-        never_at_minus_one,
-        split_last,
-        lagrangian,
-        last_checkpoint,
-        only_element,
-        separated,
-    )
-}

@@ -24,8 +24,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from novarl.config.foreign import rules
 from novarl.config.foreign.rows import TRAINING, Alias, Fixed, Hint, Ignored, Row
-from novarl.config.foreign.rules import RULES
 
 FILES = ("others", "rl2", "trl", "openrlhf", "verl")
 _HEAD = re.compile(r"(?P<names>[^(=:]+?)(?: \((?P<commands>[a-z ]+)\))?(?: with (?P<beside>\S+))?(?P<sign> ->| =|:) ")
@@ -101,7 +101,7 @@ def _aliases(source: str, olds: list[str], commands: tuple[str, ...], rest: str,
         else:
             details[word] = text
     if rule and rule != "each":
-        details["convert"] = RULES[rule]
+        details["convert"] = getattr(rules, rule)
     for old in olds:
         yield Alias(old, tuple(new.split()), source, _value(example), each=rule == "each", commands=commands, **details)
 
@@ -111,8 +111,6 @@ def _names(text: str) -> list[str]:
     >>> _names("lr {actor,critic}.tp_size")
     ['lr', 'actor.tp_size', 'critic.tp_size']
     """
-    if "{" not in text:
-        return text.split()
     return [name for word in text.split() for name in _spread(word)]
 
 
@@ -127,7 +125,7 @@ def _spread(word: str) -> list[str]:
 
 def _value(text: str) -> Any:
     if text.startswith("@"):
-        return RULES[text[1:]]
+        return getattr(rules, text[1:])
     try:
         return json.loads(text)
     except ValueError:

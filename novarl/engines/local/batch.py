@@ -1,8 +1,7 @@
 """The batch of requests being decoded: each step adds new requests, samples a token for all, and removes finished ones.
 
-Requests with the same prompt that arrive together form one branch as long as they sample the same tokens. A branch is
-one row of the computation: it is fed once, its logits serve all its requests, and it forks when they sample different
-tokens. Each request uses its own noise, so branches do not affect what is sampled.
+Requests with the same prompt that arrive together form one branch, one row of the computation, as long as they sample
+the same tokens. Each request uses its own noise, so branches do not affect what is sampled.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ _FIRST_COLUMNS = 64
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The state of a request besides counters: its random stream, its stop rule (if more than eos), and the recorded
-    supports of its tokens."""
+    """A request, its random stream, its stop rule (if more than eos), and the recorded supports of its tokens."""
 
     request: Request
     stream: int
@@ -58,12 +56,11 @@ class Running:
 class Batch:
     """Up to `max_batch` requests decoded side by side.
 
-    Branches are always rows 0 .. branches - 1 of the cache, sorted by length group with long ones first: new ones are
-    appended, and rows move when others have finished or they have outgrown their group, which costs one copy and
-    nothing per step. A long prompt is stored once for all of its branches, whose rows then hold only sampled tokens.
-    Counters are arrays. Per branch: `length`, the tokens of its row; `before`, the tokens of its prompt in lane `lane`
-    of `Prefixes` (-1: none); `last`, the next token to feed. Sampled tokens are stored in row `slot` of another array
-    per request, in the order of branches, and become tuples when the request ends.
+    Branches are always rows 0 .. branches - 1 of the cache, sorted by length group with long ones first; rows move when
+    others have finished or they have outgrown their group. A long prompt is stored once for all of its branches, whose
+    rows then hold only sampled tokens. Per branch: `length`, the tokens of its row; `before`, the tokens of its prompt
+    in lane `lane` of `Prefixes` (-1: none); `last`, the next token to feed. Sampled tokens are stored in row `slot` of
+    another array per request, in the order of branches, and become tuples when the request ends.
     """
 
     def __init__(self, runner: ModelRunner, decode: Decode, *, max_batch: int, eos_ids: Sequence[int]) -> None:
@@ -118,8 +115,7 @@ class Batch:
         self._keep(np.flatnonzero(waited_for), self._branches["last"][self._state["branch"]])
 
     def _decode_branches(self) -> Tensor:
-        """Logits [branches, V] after feeding every branch's last token. Padding rows write to slot 0 of an unused
-        row."""
+        """Logits [branches, V] after feeding every branch's last token. Padding rows write to unused rows."""
         size = len(self._branches)
         width = round_up(size, ROWS)
         tokens, slots = np.full(width, self._runner.pad_id, np.int64), np.zeros(width, np.int64)
@@ -270,8 +266,8 @@ class Batch:
         return places
 
     def _sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The length group: 0 for rows of up to _SHORT tokens, 1 for up to twice as many, and so on; with slabs, the
-        number of slabs a row has filled."""
+        """The length group: 0 for rows of up to _SHORT tokens, 1 for up to twice as many, ...; with slabs, the slabs
+        filled."""
         if not self._runner.reads_segments:
             return np.zeros_like(lengths)
         if self._cache.slab is not None:

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 
 def settle(parents: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Assign the remaining rows `parents` (ascending) to rows 0 .. n - 1, largest of `sizes` first. A row that is
-    already in a place of its size stays; repeated entries are copies. Returns the new places and the indices of the
-    rows that move."""
+    """Assign the remaining rows `parents` (ascending) to rows 0 .. n - 1, largest of `sizes` first; few of them move.
+    Repeated entries are copies. Returns the new places and the indices of the rows that move."""
     ordered = -np.sort(-sizes)
     settled = parents < len(parents)
     settled[1:] &= parents[1:] != parents[:-1]

@@ -41,9 +41,9 @@ Segment = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """One layer's weights. `project` [(H + 2 Hkv) Dh, D] stacks the query, key and value projections, with optional
-    `bias`. `gain` [H + Hkv, Dh] holds the norm weights of queries and keys (1 without norm); those of queries include
-    the attention scale 1 / sqrt(Dh)."""
+    """One layer's weights. `project` [(H + 2 Hkv) Dh, D] stacks the query, key and value projections. `gain` [H + Hkv,
+    Dh] holds the norm weights of queries and keys (1 without norm); queries' include the attention scale 1 / sqrt(Dh).
+    """
 
     attention_norm: Tensor
     project: Matrix
@@ -86,8 +86,7 @@ def _bias(linear: nn.Module) -> Tensor | None:
 
 
 def is_plain(model: nn.Module) -> TypeGuard[Decoder]:
-    """Whether `LeanDecoder` supports `model`: a built-in decoder with original modules and no hooks; adapters are
-    fine."""
+    """Whether `LeanDecoder` supports `model`: a built-in decoder with original modules and no hooks, maybe adapters."""
     return isinstance(model, Decoder) and _is_plain(model)
 
 
@@ -124,8 +123,7 @@ class LeanDecoder:
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """The fastest cache dtype: on a CPU never 16-bit, for which scores would be rounded in small products and the
-        fused kernel is several times slower."""
+        """The fastest cache dtype: on a CPU never 16-bit, whose scores would be rounded and whose kernel is slower."""
         weight = self._model.norm.weight
         return weight.dtype if weight.device.type == "cpu" else self._dtype
 
@@ -304,8 +302,7 @@ def _as_scores(visible: Tensor, heads: int, key_heads: int, dtype: torch.dtype) 
 
 
 def _normalised(x: Tensor, gain: Tensor, eps: Tensor, out: Tensor | None = None) -> Tensor:
-    """gain * x / sqrt(mean(x^2) + eps) over the last axis, into `out` if given; computed from |x|, which takes one
-    kernel instead of two."""
+    """gain * x / sqrt(mean(x^2) + eps) over the last axis, into `out` if given; from |x|, one kernel less."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.mul(x, torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_(), out=out).mul_(gain)
 

@@ -29,11 +29,8 @@ class LocalEngine:
 
     A request's result depends only on the weights, its tokens, its sampling parameters and its key, not on concurrent
     requests. On a CPU it is bit-identical if MKL_CBWR was set according to `core.processor` before torch was loaded
-    (see `runner`; mixtures of experts are the exception).
-
-    An engine may serve several event loops, one after the other (`asyncio.run` makes a new one each time). A completion
-    ends at any of `eos_ids`, at its own stop tokens and strings, at its max_tokens, or when `context` (the maximum
-    sequence length, including the prompt) is full.
+    (see `runner`). An engine may serve several event loops, one after the other. A completion ends at any of `eos_ids`,
+    at its own stop tokens and strings, at its max_tokens, or when `context` (the maximum sequence length) is full.
     """
 
     def __init__(
@@ -89,8 +86,7 @@ class LocalEngine:
         """Use new weights from the next token on; `version` is recorded with each token.
 
         None: the engine shares the learner's modules, which have changed. Otherwise all named tensors are copied, or
-        none: NovaError if a name is unknown or missing, or a shape differs. Requests in flight keep their keys and
-        values.
+        none: NovaError if a name is unknown or missing, or a shape differs.
         """
         if weights is not None:
             _copy_weights(self._runner.model, dict(weights))

@@ -55,9 +55,8 @@ def extent(length: int, step: int = STEP) -> int:
     not depend on it.
 
     PyTorch's CPU attention processes keys in blocks of 512; MKL sums more than 192 of them in pieces that depend on
-    their number and the processor, and the vector loops of softmax need multiples of 16. Hence multiples of 16, except
-    that a last block of more than 192 is rounded up to a whole one. (Measured with heads of 32 to 256, 1 to 16 queries
-    per key head, on processors of two vendors, each with its `core.processor.exact_products`; other extents differ.)
+    their number, and the vector loops of softmax need multiples of 16. Hence multiples of 16, except that a last block
+    of more than 192 is rounded up to a whole one. (Measured on processors of two vendors; other extents differ.)
     """
     slots = round_up(length, step)
     return round_up(slots, BLOCK) if slots % BLOCK > UNDIVIDED else slots
@@ -66,14 +65,11 @@ def extent(length: int, step: int = STEP) -> int:
 class KVCache:
     """Keys and values of `rows` sequences, per layer [slabs, rows, Hkv, slots of a slab, Dh], allocated at first use.
 
-    One slab of `capacity` slots or, with `slab`, as many slabs of that size as needed; a single one is only as wide as
-    needed. When rows attend slab by slab, each reads only the slabs it has filled, and memory is read contiguously,
-    without large gaps between rows that would stop the CPU's prefetching.
-
-    Implements the part of the Hugging Face Cache protocol that attention layers call (`update`, `get_seq_length`), for
-    one slab and model families with one key and one value per token; head sizes may differ between layers and between
-    keys and values. `place` sets where the next forward pass writes and how much it reads. Between forward passes rows
-    are filled from other caches (`insert`), moved (`move`) and enlarged (`reserve`).
+    One slab of `capacity` slots or, with `slab`, as many slabs of that size as needed: each row then reads only the
+    slabs it has filled, and memory is read contiguously. Implements the part of the Hugging Face Cache protocol that
+    attention layers call (`update`, `get_seq_length`), for one slab. `place` sets where the next forward pass writes
+    and how much it reads. Between forward passes rows are filled from other caches (`insert`), moved (`move`) and
+    enlarged (`reserve`).
     """
 
     def __init__(

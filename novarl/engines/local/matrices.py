@@ -10,8 +10,7 @@ from novarl.kernels.products import can_pack, full_rows, pack
 
 EVEN, GRAIN = 64, 32768
 """Each thread's part of an activation is a multiple of this: remainders that do not fill a vector are computed one by
-one, with different bits (64: two vectors of 16-bit numbers in AVX-512). The second constant is the size up to which
-PyTorch uses one thread."""
+one, with different bits; and the size up to which PyTorch uses one thread."""
 
 
 class Matrix:

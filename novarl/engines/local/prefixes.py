@@ -18,8 +18,7 @@ launches. The rule depends on the prompt only, so bits do not depend on other re
 
 
 class Prefixes:
-    """One lane per long prompt and version of the weights, as long as a row continues it; none if sharing is not
-    supported."""
+    """One lane per long prompt and version of the weights in use; none if sharing is not supported."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._queries = runner.shared_queries

@@ -31,8 +31,7 @@ class Running:
 
 
 class RecomputeEngine:
-    """Samples from a `PlainModel`; implements `novarl.core.types.Engine`. Waiting requests are sampled in batches of up
-    to `max_batch`, padded to the longest."""
+    """Samples from a `PlainModel` in batches of up to `max_batch`; implements `novarl.core.types.Engine`."""
 
     def __init__(
         self, model: PlainModel, tokenizer: Tokenizer, *, eos_ids: Sequence[int], context: int, max_batch: int = 256

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from novarl.engines.local.kv_cache import KVCache
 
 OFTEN = 4
-"""A shape is captured after this many uses. What the first steps prepare (kernels, workspaces, tables) must not be
-captured, and rare shapes are not worth it."""
+"""A shape is captured after this many uses: what the first steps prepare (workspaces, tables) must not be captured."""
 
 LEAST = 128
 """The minimum number of slots attention reads; larger numbers are this times a power of two."""

@@ -1,9 +1,8 @@
 """Run a model for sampling: prefill prompts, then decode one token per row at a time.
 
-Reproducibility: on a CPU, with MKL_CBWR set according to `core.processor` before torch is loaded, the results of a row
-are bit-identical whatever other rows are in the batch. This requires that matrix products have a multiple of ROWS rows,
-that attention always has an explicit mask, and that it reads `kv_cache.extent` slots. (In a mixture of experts the rows
-per expert vary with the batch, so the last bits do depend on it.)
+On a CPU, with MKL_CBWR set according to `core.processor` before torch is loaded, the results of a row are bit-identical
+whatever other rows are in the batch: matrix products have a multiple of ROWS rows, attention always has an explicit
+mask, and it reads `kv_cache.extent` slots. (In a mixture of experts the rows per expert vary, so last bits do too.)
 """
 
 from __future__ import annotations
@@ -133,8 +132,8 @@ class ModelRunner:
         return [done[index] for index in range(len(prompts))]
 
     def _prefill(self, work: Sequence[tuple[tuple[int, ...], tuple[Prefill, int] | None]]) -> list[Prefill]:
-        """Run a batch of right-padded prompts, each after the prefix of a given length that it shares with another
-        prefill (None: nothing)."""
+        """Run a batch of right-padded prompts, each after the prefix that it shares with another prefill (None:
+        nothing)."""
         starts = [0 if shared is None else shared[1] for _, shared in work]
         rests = [prompt[start:] for (prompt, _), start in zip(work, starts, strict=True)]
         width = round_up(max(map(len, rests)), ROWS)
@@ -207,8 +206,7 @@ class ModelRunner:
         return hidden if read is None else hidden[read][:, None]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """hidden [B, D] to logits [B, V], in the dtype of the head's weight as in the learner, because rounding logits
-        to 16 bits would make the two disagree."""
+        """hidden [B, D] to logits [B, V], in the dtype of the head's weight, as in the learner."""
         weight, bias = head(self.model)
         hidden = hidden.to(weight.dtype)
         if can_pack(weight):

@@ -146,12 +146,10 @@ def supports(kept: Tensor) -> list[bytes]:
 def race(p: Tensor, stream: Tensor, position: Tensor) -> Tensor:
     """Draw one token per row [B] from probabilities [B, V] (need not be normalised) by an exponential race.
 
-    Each token v runs a clock E_v / p_v with E_v ~ Exp(1); the first to ring is v with probability p_v / sum(p). This is
-    argmax(log p_v - log E_v), the Gumbel-max trick. Rounding errors in p change the winner only where two clocks nearly
-    tie (measured 1e-7 to 2e-6 per token for fp32 noise), whereas inverting a cumulative sum would shift every boundary.
-    Computed in float64. For a large vocabulary the race has two stages, first between groups by their mass and then
-    within the winning group: P(group) P(token | group) = P(token), with a few hundred clocks per row instead of tens of
-    thousands.
+    Each token v runs a clock E_v / p_v with E_v ~ Exp(1); the first to ring is v with probability p_v / sum(p): the
+    Gumbel-max trick. Rounding errors in p change the winner only where two clocks nearly tie, whereas inverting a
+    cumulative sum would shift every boundary. Computed in float64. For a large vocabulary the race has two stages,
+    first between groups by their mass and then within the winning group: P(group) P(token | group) = P(token).
     """
     if p.shape[-1] >= _LARGE:
         return _two_heats(p, stream, position)
@@ -172,12 +170,8 @@ def _two_heats(p: Tensor, stream: Tensor, position: Tensor) -> Tensor:
 
 
 def exponential_noise(stream: Tensor, position: Tensor, vocabulary: int) -> Tensor:
-    """Exp(1) noise [B, V] float64: a hash of each row's stream and position (int64 [B]) and of the token.
-
-    Two nested SplitMix64 generators: the stream gives one seed per position, and that seed one number per token.
-    `position` is absolute (including the prompt), so a request that continues in a later turn with the same key gets
-    new noise.
-    """
+    """Exp(1) noise [B, V] float64: a hash of each row's stream and absolute position (int64 [B]) and of the token, by
+    two nested SplitMix64 generators: the stream gives one seed per position, and that seed one number per token."""
     seed = _split_mix(stream + (position + 1) * _GAMMA)
     counter = torch.arange(1, vocabulary + 1, device=stream.device) * _GAMMA
     bits = _split_mix(seed[:, None] + counter)

@@ -24,11 +24,11 @@ QUERIES = 4
 class SharedPrefixes:
     """The shared prefixes of a batch, and which row continues which.
 
-    Rows are grouped in lanes; the rows of a lane continue the same prefix, whose keys and values are in the row of
-    `cache` with that lane number. `lengths` are the prefix lengths; lanes are sorted by the number of slabs, largest
-    first. `rows` int64 [lanes, places] is the batch row at each place (unused places repeat some row); `sharing` int64
-    [S] the rows that are in a lane (None: all of B), and `places` int64 [S] their lane * places + place; `before` int64
-    [B, 1] the number of tokens before a row's own. `queries` is the number of query heads per key head.
+    The rows of a lane continue the same prefix, whose keys and values are in the row of `cache` with that lane number.
+    `lengths` are the prefix lengths; lanes are sorted by the number of slabs, largest first. `rows` int64 [lanes,
+    places] is the batch row at each place (unused places repeat some row); `sharing` int64 [S] the rows that are in a
+    lane (None: all of B), and `places` int64 [S] their lane * places + place; `before` int64 [B, 1] the number of
+    tokens before a row's own. `queries` is the number of query heads per key head.
     """
 
     def __init__(

@@ -12,11 +12,10 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 class StopRule:
     """Watches one completion: `feed(token)` is True at the token that ends it.
 
-    A stop string may begin and end anywhere within tokens. Only text that is not final yet is decoded again, after the
-    last final tokens, because a tokenizer may decode a token differently at the start of a text. Tokens are final once
-    their text does not end within a character.
-
-    begun: the preceding tokens of a continued answer, in whose text a stop string may begin
+    A stop string may begin and end anywhere within tokens. Tokens are final once their text does not end within a
+    character; only later ones are decoded again, after the last final tokens, because a tokenizer may decode a token
+    differently at the start of a text. begun: the preceding tokens of a continued answer, in whose text a stop may
+    begin.
     """
 
     def __init__(

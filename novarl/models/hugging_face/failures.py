@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING
 
 from novarl.core.errors import NovaError
-from novarl.models.transformer import WHOLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+from novarl.models.files import WHOLE
 
 NAMES = "use a built-in name (tiny, small), a model directory, or a Hub id that can be reached"
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
 from novarl.kernels.attention import PACKING_ATTENTION, packed_attention
 from novarl.kernels.packing import Packing
 from novarl.models.hugging_face.probes import TOLERANCE, packing_error
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 PASSED_ALONG = {"position_ids", "use_cache", "is_causal", "cache_position"}
 """Keywords that every attention function receives and that packed attention may ignore."""
@@ -66,11 +62,9 @@ def packing_sdpa(
     packed_sequences: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function for transformers: packed if `packed_sequences` is given, otherwise SDPA.
-
-    Raises NovaError for any argument that packed attention does not implement (sliding window, soft cap, sinks,
-    position bias, dropout, or an unknown one), because ignoring it would silently change the model.
-    """
+    """An attention function for transformers: packed if `packed_sequences` is given, otherwise SDPA. NovaError for any
+    argument that packed attention does not implement (sliding window, soft cap, sinks, position bias, dropout, or an
+    unknown one), because ignoring it would silently change the model."""
     if packed_sequences is None:
         if attention_mask is not None and attention_mask.numel() == 0:
             raise NovaError(f"{type(module).__name__} does not pass packed_sequences to its attention")
@@ -92,8 +86,7 @@ def packing_sdpa(
 
 
 def _register() -> None:
-    """Register `packing_sdpa` in transformers, once, because it may have been replaced (`keep_attention_uncompiled`).
-    It uses the masks of SDPA."""
+    """Register `packing_sdpa` with the masks of SDPA; only once, since `keep_attention_uncompiled` may replace it."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from novarl.core.errors import NovaError
+from novarl.core.types import Tokenizer
 from novarl.kernels.fused import FullLinear
 from novarl.models.adopt import adopt
 from novarl.models.forward import head
@@ -19,33 +21,17 @@ from novarl.models.hugging_face.reading import read_model
 from novarl.models.transformer import Decoder, Embedding
 from novarl.models.trust import NOTHING, Trust
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from novarl.core.types import Tokenizer
-
-
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 
 COPY_TOKENIZER = "copy tokenizer.json and tokenizer_config.json from the original model"
 
 
 def load_pretrained(
-    name: str,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    gradient_checkpointing: bool = False,
-    trust: Trust = NOTHING,
+    name: str, *, dtype: torch.dtype, device: torch.device, gradient_checkpointing: bool = False, trust: Trust = NOTHING
 ) -> tuple[Any, Tokenizer, str | None]:
-    """Model, tokenizer, and why the model does not support packing (None: it does), from a directory or Hub id.
-
-    Code in the model directory is run, and pickle files are read, only if `trust` allows it.
-
-    If the built-in decoder computes the same function, it is used instead (`adopt`). The model is in evaluation mode,
-    with all dropout and router jitter set to 0, so that the trained distribution is the sampled one. Raises NovaError
-    if anything is missing, unknown or unsupported.
-    """
+    """Model (as `to_learn_from` makes it, with all dropout and router jitter 0), tokenizer, and why packing is not
+    supported (None: it is), from a directory or Hub id. Code is run and pickles are read only if `trust` allows it.
+    NovaError: anything is missing, unknown or unsupported."""
     model = read_model(name, dtype, trust).to(device)
     model, obstacle = to_learn_from(model, name, gradient_checkpointing=gradient_checkpointing)
     tokenizer = load_tokenizer(name, trust=trust)
@@ -83,8 +69,7 @@ def to_learn_from(model: Any, name: str, *, gradient_checkpointing: bool = False
 
 
 def save_pretrained(model: Any, directory: str, *, eos_ids: Sequence[int]) -> None:
-    """Save a transformers model (an adopted one in its original form): weights, config, and generation config with all
-    eos ids."""
+    """Save a transformers model (an adopted one in its original form): weights and configs, with all eos ids."""
     with quiet():
         origin = model.origin if isinstance(model, Decoder) else None
         generation = (origin or model).generation_config

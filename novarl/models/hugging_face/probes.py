@@ -3,19 +3,15 @@ are hidden @ head.T (+ bias), and that packing changes nothing."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from novarl.core.errors import NovaError
 from novarl.models.forward import head, hidden_states
 from novarl.models.hugging_face.failures import MEND, NAMES
 from novarl.models.transformer import Decoder
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 TOLERANCE = 1e-4
 """Largest relative difference that the probes accept as rounding (measured: about 1e-6)."""

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from novarl.core.errors import NovaError
+from novarl.models.files import WHOLE, check_numbers
 from novarl.models.hugging_face.failures import MEND, NAMES, UNREADABLE, asks_for_code, explained, reason_of
-from novarl.models.numbers import check_numbers
-from novarl.models.transformer import WHOLE
 from novarl.models.trust import Trust, check_weights
 
 MOST_NUMBERS = 2**30
@@ -76,8 +75,7 @@ def _check_configuration(name: str, error: Exception) -> None:
 
 
 def _check_buffers(config: Any, name: str, code: dict[str, bool]) -> None:
-    """Raise NovaError if a model of this configuration would allocate huge buffers. Its parameters are compared with
-    the weights before they take memory."""
+    """Raise NovaError for huge buffers. Parameters are compared with the weights before they take memory."""
     from transformers import AutoModelForCausalLM
 
     try:

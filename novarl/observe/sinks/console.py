@@ -92,12 +92,7 @@ class ConsoleSink:
             show(fields)
 
     def flush(self) -> None:
-        try:
-            self.stream.flush()
-        except OSError as error:
-            if error.errno not in GONE:
-                raise
-            leave(self.stream)
+        self._write("")
 
     def close(self) -> None:
         self._end_phase()
@@ -195,8 +190,11 @@ class ConsoleSink:
             self.screen.say(text, style)
             return
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        self._write(text.encode(encoding, "replace").decode(encoding) + "\n")
+
+    def _write(self, text: str) -> None:
         try:
-            self.stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+            self.stream.write(text)
             self.stream.flush()
         except OSError as error:
             if error.errno not in GONE:

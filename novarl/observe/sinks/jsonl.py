@@ -84,10 +84,8 @@ def plain_name(name: str) -> str:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics.jsonl with the metrics' plain names, NaN and infinities restored.
-
-    An incomplete last line is skipped. A line that is not JSON is a NovaError.
-    """
+    """The lines of a metrics.jsonl with plain names, NaN and infinities restored, without an incomplete last line.
+    NovaError for a line that is not JSON."""
     for row in read_lines(path):
         for name, text in row.pop("nonfinite", {}).items():
             row[name] = float(text)

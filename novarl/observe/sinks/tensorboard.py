@@ -1,8 +1,7 @@
 """TensorBoard event files under `tb/`, without torch and without a thread.
 
-Every metric is a scalar under its glossary name; those of a warm-up are under `warmup/`, so that its steps do not mix
-with those of training. Each record is flushed before `step` returns, so that a checkpoint can record the file's length
-and a resumed run can truncate it there.
+Metrics of a warm-up are under `warmup/`, so that its steps do not mix with those of training. Each record is flushed
+before `step` returns, so that a checkpoint can record the file's length and a resumed run can truncate it there.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from novarl.observe.sinks.console import ConsoleSink, can_be_live, plain_line
+from novarl.observe.sinks.console import ConsoleSink, _lines, can_be_live, plain_line
 from novarl.observe.sinks.gauge import BLOCKS, TREND_CELLS, Gauge, Trend, clock_text, number, printable
+from novarl.observe.summary import COMMAND
 
 RECORD = {"epoch": 1.0, "total_loss": 0.9, "reward_raw_mean": 1.7, "kl_mean": 0.175, "kl": 0.5, "entropy": 1.3}
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -329,3 +330,16 @@ def test_numbers(value: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (59.6, "1:00"), (75.0, "1:15"), (3725.0, "1:02:05")])
 def test_clock(seconds: float, text: str) -> None:
     assert clock_text(seconds) == text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_command_that_is_wrapped_can_still_be_pasted(width: int) -> None:
+    command = "novarl rl runs/rl-20261127-025246/config.yaml run_dir=null optim.lr=0.0005 algo=grpo seed=1"
+    lines = _lines(f"{COMMAND}{command}", width)
+    assert len(lines) > 1 and all(line.endswith(" \\") for line in lines[:-1])
+    assert subprocess.run(
+        ["sh", "-c", "\n".join(["set -- \\", *lines, 'printf "%s\\n" "$@"'])],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\n")[:-1] == command.split(" ")

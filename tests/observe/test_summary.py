@@ -196,3 +196,17 @@ def test_the_next_command_names_the_rows_and_the_model_of_this_one() -> None:
     }
     (after,) = (command for command, _ in next_steps(judged) if command.startswith("novarl rl"))
     assert after == "novarl rl data=pairs.jsonl model=small reward=model:runs/y"
+
+
+def test_after_a_run_with_python_objects_the_advice_is_a_call() -> None:
+    told = commands(from_python=True, status="stopped")
+    assert told[0] == "novarl.RL(…, run_dir='runs/x', resume='auto').run()"
+    assert "novarl.RL(…, algo='grpo', seed=1).run()" in told
+    low = commands(from_python=True, findings=[{"sign": "low_lr", "said": ""}], lr=1e-9, usual_lr=5e-4)
+    assert "novarl.RL(…, **{'optim.lr': 0.0005}).run()" in low
+
+
+def test_a_score_that_could_not_be_measured_is_unknown() -> None:
+    nothing = {"score": math.nan, "interval": ["-inf", "inf"], "n": 0, "failed": 1}
+    page = render_summary({**FULL, "before": nothing, "after": nothing})
+    assert "nan" not in page and "unknown (no answer could be scored)" in page

@@ -504,3 +504,40 @@ def test_generate_answers_strings_and_conversations() -> None:
     assert trainer.generate(asked, n=3, temperature=1.0, max_tokens=6, seed=1) == many
     with pytest.raises(NovaError, match="unknown setting 'temprature'"):
         trainer.generate("a", temprature=1.0)
+
+
+@pytest.mark.parametrize("names", [("prompts", "data"), ("data", "prompts"), ("prompts", "train_dataset")])
+def test_two_names_of_one_argument_are_refused(names: tuple[str, str]) -> None:
+    with pytest.raises(novarl.NovaError, match=f"{names[0]} and {names[1]}"):
+        novarl.RL(reward=chars, **{names[0]: ROWS, names[1]: ROWS[:2]})
+
+
+def test_an_argument_without_a_name_is_refused_in_one_sentence() -> None:
+    with pytest.raises(novarl.NovaError, match="all arguments have names, got 'tiny'"):
+        novarl.RL("tiny")
+
+
+def test_what_a_trainer_cannot_do_is_one_sentence() -> None:
+    trainer = trained()
+    with pytest.raises(novarl.NovaError, match="a string or a list of messages, got 3"):
+        trainer.generate([3])  # type: ignore[list-item]
+    Path("taken").write_text("")
+    with pytest.raises(novarl.NovaError, match="this is a file"):
+        trainer.save("taken")
+    assert list(trainer.rollouts()) == list(trainer.rollouts(2))
+
+
+def test_after_a_run_with_objects_the_advice_is_python(capsys: pytest.CaptureFixture[str]) -> None:
+    trained(log={"console": True, "tensorboard": False})
+    page = capsys.readouterr().out
+    assert "novarl.RL(…, " in page and "config.yaml" not in page
+    assert json.loads(Path("run/summary.json").read_text())["from_python"] is True
+
+
+def test_a_resumed_run_with_fewer_steps_says_that_nothing_is_left() -> None:
+    with novarl.RL(prompts=ROWS, reward=chars, steps=5, run_dir="run", **SMALL) as trainer:
+        for record in trainer:
+            if record["step"] == 3:
+                break
+    trained(steps=2, resume="auto")
+    assert any("already trained for 3 steps" in said for said in alerts(Path("run")))

@@ -272,7 +272,7 @@ class RolloutLog(Log):
     rollouts_gb: Above0 | None = 2.0
     """Once rollouts/ holds more than this, write only one in ten of these steps. null: no limit."""
     samples_every: Count | None = 10
-    """Print one answer every N steps. null: never."""
+    """Print one answer at step 1 and every N steps. null: never."""
 
 
 BUILT_IN_REWARDS: dict[str, tuple[str, ...]] = {

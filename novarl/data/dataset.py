@@ -23,10 +23,11 @@ from novarl.data.formats import (
 )
 from novarl.data.render import Rendered, render_prompt, render_sft
 from novarl.data.sources import RawRow, read
+from novarl.data.template import REJECTED
 from novarl.data.unused import Unused
 
 OnLong = Literal["truncate", "keep_end", "refuse"]
-"""`keep_end` is `truncate`, except that labelled texts (`data.pairs`) keep their end."""
+"""`keep_end` is `truncate`, except that labeled texts (`data.pairs`) keep their end."""
 Report = Callable[[BadRow], None]
 Source = str | Path | Iterable[RawRow]
 Item = TypeVar("Item")
@@ -66,7 +67,7 @@ def load_rl(
     collects the keys of used rows that nothing reads. `report` is called for every refused row once the dataset is
     accepted.
 
-    Raises NovaError if the source cannot be read, its format is not recognised, no row is left, or the fraction of
+    Raises NovaError if the source cannot be read, its format is not recognized, no row is left, or the fraction of
     refused rows exceeds `max_bad_rows`.
     """
 
@@ -126,7 +127,7 @@ def load_sft(
     """The training sequences, in the order of the data. A row gives several if the chat template rewrites its earlier
     turns; the number per used row is appended to `sizes`.
 
-    A `text` column is trained on in full, without chat template (language modelling). A row of more than `max_length`
+    A `text` column is trained on in full, without chat template (language modeling). A row of more than `max_length`
     tokens is truncated at the end (and refused if nothing to train on remains), or refused with `on_long="refuse"`.
     Everything else is as in `load_rl`.
     """
@@ -197,7 +198,7 @@ def open_rows(source: Source, split: str | None) -> tuple[list[RawRow], str]:
     if isinstance(source, str | Path):
         return list(read(source, split)), str(source)
     rows = list(source)
-    return rows, rows[0].where if rows else "data"
+    return rows, rows[0].place.removesuffix("[0]") if rows else "data"
 
 
 def load_rows(
@@ -219,12 +220,15 @@ def load_rows(
         try:
             made, cut = build(row)
         except Refused as refused:
-            bad.append(BadRow(row.where, refused.field, refused.reason))
+            bad.append(BadRow(row.place, refused.field, refused.reason))
         else:
             items += made
             truncated += cut
             if sizes is not None:
                 sizes.append(len(made))
+    if bad and len(bad) == read_rows and all(row.reason.startswith(REJECTED) for row in bad):
+        what = f"the chat template rejects every row: {bad[0].where}{bad[0].reason.removeprefix(REJECTED)}"
+        raise NovaError(what, where=where, fix="pass another template with chat_template=FILE")
     if bad and (len(bad) == read_rows or len(bad) / read_rows > max_bad_rows):
         shown = "; ".join(map(str, bad[:_SHOWN])) + ("; ..." if len(bad) > _SHOWN else "")
         what, fix = f"{len(bad)} of {read_rows} rows cannot be used", "fix them"

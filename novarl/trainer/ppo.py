@@ -27,9 +27,11 @@ class RL(Trainer):
     """
 
     kind = "rl"
-    names: ClassVar[Mapping[str, str]] = {"prompts": "data", "env": "rollout.env_path"}
+    names: ClassVar[Mapping[str, str]] = {"env": "rollout.env_path"}
 
     def _keys(self, settings: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(settings.get("prompts"), str | bool | int | float):
+            settings["data"] = settings.pop("prompts")  # perhaps a task
         return data_keys(settings, "prompts")
 
     def _judge_training_rows(self, training: Any) -> Callable[[], Evaluation]:
@@ -42,4 +44,4 @@ class RL(Trainer):
 if __name__ == "__main__":
     from novarl.cli import main
 
-    raise SystemExit(main(["rl", "algo=ppo", *sys.argv[1:]]))
+    raise SystemExit(main(["rl", "algo=ppo", *sys.argv[1:]], program="python -m novarl.trainer.ppo"))

@@ -159,6 +159,13 @@ class Trainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        training, config, summary = self._run.training, self._config, self._run.summary or {}
+        told: dict[str, Any] = {"algo": config.algo} if hasattr(config, "algo") else {}
+        told |= {"model": config.model, "step": training.loop_state.step if training else summary.get("steps", 0)}
+        told["run_dir"] = str(self._run.rundir.path) if training else config.run_dir
+        return f"novarl.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in told.items())})"
+
     def _check_open(self) -> None:
         if self._closed:
             what = "this trainer is closed"

@@ -91,7 +91,7 @@ class Episode(Node):
     stop: Texts = ()
     """Strings that end an answer."""
     max_turns: Count = 1
-    """Maximum number of policy turns per episode."""
+    """Maximum number of model turns per episode."""
     env_path: Text | None = None
     """A Python file with `interact(messages)` for multi-turn episodes. It also provides `reward_fn(messages, answer)`
     unless `reward` is set. With reward=environment, the reward is returned by `interact`: {"messages": [...], "reward":

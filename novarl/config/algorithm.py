@@ -28,8 +28,8 @@ class Advantage(Node):
     constant: float = default("adv.constant")
     """With estimator=constant: what is subtracted from every reward."""
     values: axes.ValueSource | None = None
-    """Who supplies the values of states: a learned critic, or fresh continuations from the steps of an answer; null: the
-    algorithm's."""
+    """Who supplies the values of states: a learned critic, or fresh continuations from the steps of an answer; null:
+    the algorithm's."""
     gamma: Share | None = None
     """Discount factor per step. Used by estimators with state values. null: set by the algorithm."""
     lam: Share | None = None

@@ -481,7 +481,6 @@ def test_a_trainer_and_an_evaluation_are_shown_in_one_line() -> None:
         ({"prompts": [*ROWS, 3]}, f"prompts[{len(ROWS)}]: has type int"),
         ({"prompts": [{"prompt": "a"}, {"question": "b"}]}, "prompts[1]"),
         ({"prompts": {"prompt": ["a"]}}, "prompts: a dict of columns is not supported (pass a list of dicts"),
-        ({"prompts": None, "train_dataset": [3]}, "train_dataset[0]: has type int"),
         ({"args": {"max_steps": 1}}, "args: TRL's object of settings is not supported (pass its fields as arguments"),
         ({"args": object()}, "args: TRL's object of settings is not supported (pass its fields as arguments"),
         ({"tokenizer": "tiny"}, "tokenizer"),

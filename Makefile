@@ -11,7 +11,7 @@ ARGS    ?=
 PY    := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-# Set before torch loads: the same kernel for every row, so a request's numbers do not depend on its neighbours.
+# Set before torch loads: the same kernel for every row, so a request's numbers do not depend on its neighbors.
 ifndef MKL_CBWR
 MKL_CBWR := $(shell $(PYTHON) novarl/core/processor.py)
 endif
@@ -49,10 +49,10 @@ check: $(STAMP) ## versions, device, one forward pass
 demo: ## a tabular PPO that learns in seconds, with the standard library only
 	$(PYTHON) demo.py $(ARGS)
 
-train_smoke: $(STAMP) ## set-up apart, under two minutes: a language model learns to sort, before your eyes
+train_smoke: $(STAMP) ## set-up apart, under two minutes: a language model learns to sort letters
 	$(PY) -m novarl demo $(ARGS)
 
-train_quick: $(STAMP) ## at most 6 minutes: arithmetic, more SFT against RL
+train_quick: $(STAMP) ## at most 6 minutes: arithmetic, more SFT compared with RL
 	$(PY) -m benchmarks.arithmetic --budget quick $(ARGS)
 
 train_full: $(STAMP) ## at most 18 minutes: the same, further
@@ -65,7 +65,7 @@ lint: $(STAMP) ## ruff, mypy (strict on core and algos), import contracts
 	$(PY) -m mypy --strict novarl/core novarl/algos
 	$(VENV)/bin/lint-imports
 
-format: $(STAMP) ## let ruff mend what it can
+format: $(STAMP) ## apply ruff's fixes
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
@@ -152,14 +152,14 @@ $(VLLM_VENV)/.installed: benchmarks/peers/vllm.txt constraints.txt
 bench: export PEERS_VENV := $(PEERS_VENV)
 bench: export VLLM_VENV := $(VLLM_VENV)
 bench: export PLAIN_VENV := $(PLAIN_VENV)
-bench: $(STAMP) $(PEERS_VENV)/.installed $(PLAIN_VENV)/.installed $(if $(filter W7-cpu,$(or $(WORKLOAD),W7)-$(DEVICE)),$(VLLM_VENV)/.installed) ## we and TRL side by side; one workload, more rounds: make bench WORKLOAD=W2 ROUNDS=9; on a GPU: DEVICE=cuda
+bench: $(STAMP) $(PEERS_VENV)/.installed $(PLAIN_VENV)/.installed $(if $(filter W7-cpu,$(or $(WORKLOAD),W7)-$(DEVICE)),$(VLLM_VENV)/.installed) ## NovaRL and TRL side by side; one workload, more rounds: make bench WORKLOAD=W2 ROUNDS=9; on a GPU: DEVICE=cuda
 	$(PY) -m benchmarks.performance $(if $(WORKLOAD),--workload $(WORKLOAD)) --rounds $(ROUNDS) --device $(DEVICE) $(ARGS)
 
 bench-against: $(STAMP) ## this tree beside another commit, W1 and W2: make bench-against COMMIT=<commit>
 	$(PY) -m benchmarks.against $(COMMIT) $(ARGS)
 
 bench-rates: export PEERS_VENV := $(PEERS_VENV)
-bench-rates: $(STAMP) $(PEERS_VENV)/.installed ## W4 at five learning rates, ours and TRL's: each side has its best in `make bench`
+bench-rates: $(STAMP) $(PEERS_VENV)/.installed ## W4 at five learning rates, ours and TRL's: each side uses its best rate in `make bench`
 	$(PY) -m benchmarks.rates $(ARGS)
 
 bench-smoke: $(STAMP) ## the smoke run over three seeds, and with shuffled rewards
@@ -180,7 +180,7 @@ bench-recipes: $(STAMP) ## each recipe against the library's run of the same, th
 bench-tasks: $(STAMP) ## a few steps of every algorithm on every built-in task
 	$(PY) -m benchmarks.every_task $(ARGS)
 
-bench-kit: $(STAMP) ## the kit's commands (train.py) with its numbers: learnt, and in the promised time, three seeds
+bench-kit: $(STAMP) ## the kit's commands (train.py) with its numbers: learned, and in the promised time, three seeds
 	$(PY) -m benchmarks.kit $(ARGS)
 
 bench-rm-ppo: $(STAMP) ## preferences, a reward model, PPO; and what happens without KL control, three seeds
@@ -193,7 +193,7 @@ bench-reviews: $(STAMP) ## a reward model of film reviews beside a bag of words:
 tensorboard: $(STAMP) ## curves of the newest run, at http://localhost:6006
 	$(VENV)/bin/tensorboard --logdir runs/latest/tb --port 6006 $(ARGS)
 
-requirements: $(STAMP) ## write requirements.txt anew from pyproject.toml
+requirements: $(STAMP) ## regenerate requirements.txt from pyproject.toml
 	$(PY) tools/make_requirements.py
 
 wheel: $(STAMP) ## dist/novarl-*.whl

@@ -2,7 +2,7 @@
 
     python demo.py --seed 0
 
-The policy is a table of preferences, one row per cell, and PPO is all here: episodes, generalised advantages, several
+The policy is a table of preferences, one row per cell, and PPO is all here: episodes, generalized advantages, several
 epochs of minibatches, the clipped ratio, its gradient by hand. What is printed is exact, not sampled: the expected
 return of the policy, and of the best one there is, both computed from the grid's transition probabilities.
 """
@@ -97,7 +97,7 @@ def play(policy: Table, rng: random.Random) -> list[Step]:
 
 
 def advantages(steps: list[Step], values: list[float]) -> list[float]:
-    """Generalised advantage estimates: A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t."""
+    """Generalized advantage estimates: A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t."""
     found, following = [0.0] * len(steps), 0.0
     for t in reversed(range(len(steps))):
         state, _, _, reward, over = steps[t]
@@ -174,7 +174,7 @@ def main() -> None:
     print(f"  best there is   {best:+.3f}  {'#' * 40}\n")
     way = (curve[-1] - curve[0]) / (best - curve[0])
     print(f"before {curve[0]:+.3f}, after {curve[-1]:+.3f}: {100 * way:.0f} % of the way to the best policy,", end=" ")
-    print(f"in {time.perf_counter() - start:.1f} s\n\nwhat it learnt:\n{draw(policy)}")
+    print(f"in {time.perf_counter() - start:.1f} s\n\nwhat it learned:\n{draw(policy)}")
 
 
 if __name__ == "__main__":

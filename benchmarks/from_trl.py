@@ -31,9 +31,9 @@ ABOUT = """\
 # From TRL
 
 Every form of row and of reward function that the documentation of TRL 1.x shows, run here on the built-in model: it
-runs, with what is said at the start of what nothing uses, or it is refused with this message, before the run or at the
-latest at its first step.
-Where a row runs, all of its texts are in what is trained on or sampled from, or what is said names their key.
+either runs (columns that are not used are reported at the start) or is refused with the message shown, before the run
+or at the latest at its first step.
+Where a row runs, all of its texts are in what is trained on or sampled from, or the message names the key to set.
 Written by `python -m benchmarks.from_trl > docs/from_trl.md`; a test compares.
 
 Names of TRL's configurations are in [names.md](names.md), chat templates in [chat_templates.md](chat_templates.md).

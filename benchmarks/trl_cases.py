@@ -29,7 +29,7 @@ def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-ASK, RIGHT, WRONG = said("user", "Which colour is the sky?"), said("assistant", "Blue."), said("assistant", "Green.")
+ASK, RIGHT, WRONG = said("user", "Which color is the sky?"), said("assistant", "Blue."), said("assistant", "Green.")
 CALL = {"type": "function", "function": {"name": "set_lamp", "arguments": {"room": "kitchen", "on": True}}}
 SCHEMA = {
     "type": "function",
@@ -50,7 +50,7 @@ CALLS = [
     said("assistant", "Done!"),
 ]
 PICTURE = {"bytes": "iVBORw0K", "path": "sky.png"}
-SEEN = said("user", [{"type": "image"}, {"type": "text", "text": "Which colour is this?"}])
+SEEN = said("user", [{"type": "image"}, {"type": "text", "text": "Which color is this?"}])
 STEPS = {
     "prompt": "Is 9.8 more than 9.11?",
     "completions": ["0.8 is more than 0.11.", "So yes."],
@@ -69,8 +69,8 @@ PAIRED = ("dpo", "rm loss=bt")
 LABELLED = ("dpo loss=kto", "rm loss=bce")
 
 ROWS = [
-    RowCase("language modelling, text", {"text": "The sky is blue."}, ("sft",)),
-    RowCase("language modelling, messages", {"messages": [ASK, RIGHT]}, ("sft",)),
+    RowCase("language modeling, text", {"text": "The sky is blue."}, ("sft",)),
+    RowCase("language modeling, messages", {"messages": [ASK, RIGHT]}, ("sft",)),
     RowCase("prompt only, text", {"prompt": "The sky is"}, ("rl",)),
     RowCase("prompt only, messages", {"prompt": [ASK]}, ("rl",)),
     RowCase("prompt and completion, text", {"prompt": "The sky is", "completion": " blue."}, ("sft",)),
@@ -85,7 +85,7 @@ ROWS = [
     RowCase("unpaired preference, text", {"prompt": "The sky is", "completion": " blue.", "label": True}, LABELLED),
     RowCase("unpaired preference, messages", {"prompt": [ASK], "completion": [WRONG], "label": False}, LABELLED),
     RowCase("stepwise supervision", STEPS, ("sft", "rm loss=bce")),
-    RowCase("tokenized language modelling", {"input_ids": [1, 2, 3]}, ("sft",)),
+    RowCase("tokenized language modeling", {"input_ids": [1, 2, 3]}, ("sft",)),
     RowCase("tool calls", {"messages": CALLS, "tools": [SCHEMA]}, ("sft",)),
     RowCase("tool calls, tools as JSON text", {"messages": CALLS, "tools": "SCHEMAS"}, ("sft",)),
     RowCase("tool calls, prompt only", {"prompt": CALLS[:1], "tools": [SCHEMA]}, ("rl",)),

@@ -73,7 +73,7 @@ def act(network: Network, env: Environment, generator: torch.Generator) -> Rollo
 
 
 def advantages(rollout: Rollout) -> Tensor:
-    """Generalised advantage estimates [T, B]: A_t = delta_t + gamma lambda A_{t+1}, with nothing after an episode's
+    """Generalized advantage estimates [T, B]: A_t = delta_t + gamma lambda A_{t+1}, with nothing after an episode's
     end."""
     result = torch.zeros_like(rollout.rewards)
     following = torch.zeros_like(rollout.rewards[0])

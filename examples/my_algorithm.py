@@ -7,7 +7,7 @@ Either works alone. Compare with `novarl rl task=sort`: the same seed samples th
 
 
 def spo(logp, old_logp, advantage, mask, *, clip_high):
-    """Minimised for each token: Simple Policy Optimization (arXiv 2401.16025), -(r A - |A| (r - 1)^2 / (2 epsilon)).
+    """Minimized for each token: Simple Policy Optimization (arXiv 2401.16025), -(r A - |A| (r - 1)^2 / (2 epsilon)).
 
     PPO's clip drops the gradient beyond the bound; this one pulls the ratio back to it.
     """

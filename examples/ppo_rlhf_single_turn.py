@@ -144,7 +144,7 @@ def train(iterations: int, target_kl: float, seed: int, folder: Path) -> tuple[N
 
 
 def moments(network: Network, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """The optimiser's state by the names of the parameters."""
+    """The optimizer's state by the names of the parameters."""
     return {name: dict(optimizer.state[parameter]) for name, parameter in network.named_parameters()}
 
 
@@ -159,7 +159,7 @@ def save(network: Network, state: Mapping[str, Any], folder: Path, iterations: i
 
 
 def report(network: Network, env: PreferenceBandit) -> None:
-    """The learnt probabilities of each prompt's actions, and what the policy is worth."""
+    """The learned probabilities of each prompt's actions, and what the policy is worth."""
     with torch.no_grad():
         chances = network(env.features)[0].probs
     for text, row in zip(env.texts, chances.tolist(), strict=True):

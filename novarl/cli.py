@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 COMMANDS: dict[str, str] = {
     "sft": "fine-tune a model on chat messages or prompts with completions",
-    "dpo": "train a model on preference pairs or labelled answers",
-    "rm": "train a reward model on preference pairs or labelled answers",
+    "dpo": "train a model on preference pairs or labeled answers",
+    "rm": "train a reward model on preference pairs or labeled answers",
     "rl": "train a model with reinforcement learning on a task or your prompts",
     "eval": "score a model on held-out rows: greedy decoding and pass@k",
     "sample": "generate answers to prompts",
@@ -73,12 +73,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code. An unexpected exception is re-raised, with a request to report it."""
+def main(argv: Sequence[str] | None = None, *, program: str | None = None) -> int:
+    """Run one command and return the exit code. `program` stands for `novarl COMMAND` in the usage. An unexpected
+    exception is re-raised, with a request to report it."""
     words = list(sys.argv[1:] if argv is None else argv)
     _open_standard_streams()
     try:
-        return _dispatch(words)
+        return _dispatch(words, program)
     except NovaError as error:
         for mistake in error.each:
             _tell(str(mistake))
@@ -113,13 +114,13 @@ def _tell(message: str) -> None:
         print(f"novarl: {visible(message)}", file=sys.stderr)
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], program: str | None) -> int:
     command, rest = (words[0], words[1:]) if words else ("", [])
     if command not in COMMANDS:
         return _without_command(command, words)
     flag = next((at for at, word in enumerate(rest) if word in ("-h", "--help")), None)
     if flag is not None:
-        print(_help(command, rest[flag + 1 : flag + 2]), end="")
+        print(_help(command, rest[flag + 1 : flag + 2], program), end="")
         return 0
     if command == "explain":
         _explain(rest)
@@ -256,7 +257,7 @@ def _examples(command: str) -> str:
     return "".join(["examples:\n", *(f"  novarl {words}\n" for words in EXAMPLES[command])])
 
 
-def _help(command: str, topic: list[str]) -> str:
+def _help(command: str, topic: list[str], program: str | None) -> str:
     """The help of a command; with a `topic`, only that section or key of its configuration."""
     from novarl.config.help import key_lines, section_lines
     from novarl.config.tree import TREES
@@ -264,8 +265,8 @@ def _help(command: str, topic: list[str]) -> str:
     tree = TREES.get("rl" if command == "demo" else command)
     if topic and tree is not None:
         return section_lines(tree, topic[0])
-    usage = {"check": "check", "explain": "explain [COMMAND] [CONFIG] [key=value ...]"}
-    head = f"usage: novarl {usage.get(command, f'{command} [CONFIG] [key=value ...]')}\n\n{COMMANDS[command]}\n"
+    words = {"check": "", "explain": " [COMMAND] [CONFIG] [key=value ...]"}.get(command, " [CONFIG] [key=value ...]")
+    head = f"usage: {program or f'novarl {command}'}{words}\n\n{COMMANDS[command]}\n"
     parts = [head, _examples(command), *([GRAMMAR] if command != "check" else [])]
     if tree is not None:
         parts += [f"`novarl {command} --help SECTION` shows the full descriptions of a section.\n"]

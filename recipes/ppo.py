@@ -67,8 +67,11 @@ def reward(text: str, answer: str) -> float:
 def load(model_id: str | None) -> tuple[Model, Tokenizer]:
     """In fp32: 16-bit weights would round small updates to nothing. Without dropout: it would make two policies."""
     if model_id:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
-        model = transformers.AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
+            model = transformers.AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            ArgumentParser().exit(2, f"--model-id {model_id} cannot be loaded: {str(error).strip().splitlines()[0]}\n")
     else:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}

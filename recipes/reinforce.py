@@ -1,4 +1,4 @@
-"""REINFORCE in one file: make a text likelier in proportion to its reward less a baseline.
+"""REINFORCE in one file: raise a text's probability in proportion to reward minus baseline.
 
     loss = -mean_i (R_i - b) sum_t log pi(y_t)                          https://doi.org/10.1007/BF00992696
 
@@ -41,7 +41,7 @@ def parse_args(argv: list[str] | None = None) -> Namespace:
     add("--num-epochs", type=int, default=25, help="passes over the training topics")
     add("--baseline", choices=["none", "mean", "ema", "scst"], default="none")
     add("--ema-beta", type=float, default=0.9, help="how slowly the ema baseline forgets")
-    add("--brevity-penalty-scale", type=float, default=0.5, help="at 0 a text of one word wins")
+    add("--brevity-penalty-scale", type=float, default=0.5, help="at 0, one-word texts score highest")
     add("--grad-clip", type=float, default=1.0)
     add("--temperature", type=float, default=1.0)
     add("--num-words", type=int, default=8, help="how many words the prompt asks for; NanoRL asks for 100")
@@ -72,8 +72,11 @@ def reward(text: str, args: Namespace) -> float:
 def load(model_id: str | None) -> tuple[Model, Tokenizer]:
     """In fp32: 16-bit weights would round small updates to nothing. Without dropout: it would make two policies."""
     if model_id:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
-        model = transformers.AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
+            model = transformers.AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            ArgumentParser().exit(2, f"--model-id {model_id} cannot be loaded: {str(error).strip().splitlines()[0]}\n")
     else:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}
@@ -149,7 +152,7 @@ def teach(args: Namespace, rng: random.Random) -> str:
 
 
 def warm_up(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
-    """Imitate the teacher, repetitions and all: reinforcement learning can only favour what is sampled already."""
+    """Imitate the teacher, repetitions and all: reinforcement learning can only favor what is sampled already."""
     rng, optimizer = random.Random(args.seed), torch.optim.AdamW(model.parameters())
     for step in range(args.warmup_steps):
         prompts = rng.sample(topics("train", args), 32)

@@ -6,7 +6,7 @@ the likelihood of the preferences if better means sigma(difference) of the time 
 https://arxiv.org/abs/2203.02155). r is a linear map of the hidden state at the text's last token, its EOS.
 
 Texts are by writers who repeat themselves more or less; which of two is better says a known rule, lexical richness. So
-what the model has learnt can be checked on topics it has not seen. `python recipes/reward_model.py` runs offline, in
+what the model has learned can be checked on topics it has not seen. `python recipes/reward_model.py` runs offline, in
 about a minute on two CPU threads.
 """
 
@@ -82,9 +82,12 @@ def pairs(split: str, count: int, args: Namespace) -> list[tuple[str, str, str]]
 def load(model_id: str | None) -> tuple[Model, Tokenizer]:
     """One output, in fp32 and without dropout. A language model gets a fresh head, a reward model keeps its own."""
     if model_id:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
         how = {"num_labels": 1, "dtype": torch.float32}
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(model_id, **how)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(model_id, **how)
+        except (OSError, ValueError) as error:
+            ArgumentParser().exit(2, f"--model-id {model_id} cannot be loaded: {str(error).strip().splitlines()[0]}\n")
     else:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}

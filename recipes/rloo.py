@@ -4,7 +4,7 @@
     loss = -mean_i A_i sum_t log pi(y_t)
 
 The baseline leaves a text's own reward out, so the gradient of expected reward stays unbiased, and all k texts are
-learnt from. https://arxiv.org/abs/2402.14740
+learned from. https://arxiv.org/abs/2402.14740
 
 The task is NanoRL's: write without repeating words. A tiny model imitates a teacher who repeats himself, and the reward
 teaches it not to. `python recipes/rloo.py` runs offline, in about a minute on two CPU threads.
@@ -39,7 +39,7 @@ def parse_args(argv: list[str] | None = None) -> Namespace:
     add("--group-size", type=int, default=4, help="texts per topic")
     add("--learning-rate", type=float, default=1e-3, help="1e-5 suits a model of a billion parameters")
     add("--num-epochs", type=int, default=6, help="passes over the training topics")
-    add("--brevity-penalty-scale", type=float, default=0.5, help="at 0 a text of one word wins")
+    add("--brevity-penalty-scale", type=float, default=0.5, help="at 0, one-word texts score highest")
     add("--grad-clip", type=float, default=1.0)
     add("--temperature", type=float, default=1.0)
     add("--num-words", type=int, default=8, help="how many words the prompt asks for; NanoRL asks for 100")
@@ -73,8 +73,11 @@ def reward(text: str, args: Namespace) -> float:
 def load(model_id: str | None) -> tuple[Model, Tokenizer]:
     """In fp32: 16-bit weights would round small updates to nothing. Without dropout: it would make two policies."""
     if model_id:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
-        model = transformers.AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
+            model = transformers.AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            ArgumentParser().exit(2, f"--model-id {model_id} cannot be loaded: {str(error).strip().splitlines()[0]}\n")
     else:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}
@@ -146,7 +149,7 @@ def teach(args: Namespace, rng: random.Random) -> str:
 
 
 def warm_up(model: Model, tokenizer: Tokenizer, args: Namespace) -> None:
-    """Imitate the teacher, repetitions and all: reinforcement learning can only favour what is sampled already."""
+    """Imitate the teacher, repetitions and all: reinforcement learning can only favor what is sampled already."""
     rng, optimizer = random.Random(args.seed), torch.optim.AdamW(model.parameters())
     for step in range(args.warmup_steps):
         prompts = rng.sample(topics("train", args), 32)

@@ -55,8 +55,11 @@ def problems(split: str, rng: random.Random) -> list[tuple[str, str]]:
 def load(model_id: str | None) -> tuple[Model, Tokenizer]:
     """In fp32: 16-bit weights would round small updates to nothing. Without dropout: it would make two policies."""
     if model_id:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
-        model = transformers.AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
+            model = transformers.AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            ArgumentParser().exit(2, f"--model-id {model_id} cannot be loaded: {str(error).strip().splitlines()[0]}\n")
     else:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}
@@ -87,7 +90,7 @@ def render(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def encode(tokenizer: Tokenizer, batch: list[tuple[str, str]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Prompt and answer are tokenised apart, so that they meet as they will when the model answers by itself."""
+    """Prompt and answer are tokenized apart, so that they meet as they will when the model answers by itself."""
     prompts = [render(tokenizer, prompt) for prompt, _ in batch]
     replies = [[*tokenizer.encode(reply, add_special_tokens=False), tokenizer.eos_token_id] for _, reply in batch]
     rows = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]

@@ -4,7 +4,7 @@
     A_i  = r_i + V(s_{i+1}) - V(s_i)                              for step i of the answer, V = 0 past the end
     loss = mean_t -min(ratio_t A_t, clip(ratio_t, 1 - c, 1 + c) A_t),    each token with the advantage of its step
 
-Steps begin and end between tokens, so nothing is tokenised again; equal states are estimated once; continuations are
+Steps begin and end between tokens, so nothing is tokenized again; equal states are estimated once; continuations are
 never trained on. https://arxiv.org/abs/2410.01679
 
 The task is to sort five letters, every token a step. A tiny model imitates a teacher who mostly copies them; the
@@ -66,8 +66,11 @@ def reward(text: str, answer: str) -> float:
 def load(model_id: str | None) -> tuple[Model, Tokenizer]:
     """In fp32: 16-bit weights would round small updates to nothing. Without dropout: it would make two policies."""
     if model_id:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
-        model = transformers.AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(model_id)
+            model = transformers.AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32)
+        except (OSError, ValueError) as error:
+            ArgumentParser().exit(2, f"--model-id {model_id} cannot be loaded: {str(error).strip().splitlines()[0]}\n")
     else:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)  # a token per byte: nothing to train or download
         size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "initializer_range": 0.09}

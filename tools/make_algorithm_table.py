@@ -161,7 +161,7 @@ def _cells(row: Algorithm) -> list[str]:
     return [
         credit,
         f"{row.surrogate}{bounds}",
-        "the run's",
+        "from `correction.type`",
         kl,
         mean[row.aggregation],
         f"{row.updates_per_rollout}{refilled}",

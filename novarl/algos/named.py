@@ -26,10 +26,10 @@ from novarl.algos.axes import Need, OwnFunction, estimator, surrogate
 class Algorithm:
     """One row: a reference, and its values on the five axes.
 
-    `values` says who supplies V: a learnt critic, or the mean reward of fresh continuations, which are taken at the
+    `values` says who supplies V: a learned critic, or the mean reward of fresh continuations, which are taken at the
     boundaries of steps. `constant` is what "constant" aggregation divides each trajectory's sum by: 1 ("one") or the
     run's longest answer ("max_tokens").
-    `updates_per_rollout` is into how many optimiser updates one rollout phase goes. `dynamic_sampling` replaces groups
+    `updates_per_rollout` is into how many optimizer updates one rollout phase goes. `dynamic_sampling` replaces groups
     of equal rewards, which have no gradient, by groups of other prompts.
     """
 
@@ -93,7 +93,7 @@ _ROWS = (
     ),
     Algorithm(
         name="grpo",
-        summary="Rewards standardised within the group, clipped ratio, mean over sequences, KL to a reference as loss.",
+        summary="Rewards standardized within the group, clipped ratio, mean over sequences, KL to a reference as loss.",
         paper="https://arxiv.org/abs/2402.03300",
         estimator="group",
         settings={"adv.norm_std": True},
@@ -132,7 +132,7 @@ _ROWS = (
     ),
     Algorithm(
         name="gspo",
-        summary="GRPO with ratio and clip per answer, normalised by its length.",
+        summary="GRPO with ratio and clip per answer, normalized by its length.",
         paper="https://arxiv.org/abs/2507.18071",
         estimator="group",
         settings={"adv.norm_std": True},

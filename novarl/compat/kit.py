@@ -172,7 +172,7 @@ class PPOTrainer:
     """PPO's clipped ratio, the mean of each prompt's answers for a baseline, and KL to the reference as a loss.
 
     learning_rate   null: 1e-3 for a model of the built-in ones' size, else the kit's 1e-5
-    updates         optimiser updates on each step's answers
+    updates         optimizer updates on each step's answers
     seed            of sampling; null: the seed that torch has, as `set_seed` sets it
 
     The reference is frozen. `reward_model` is anything with `compute_reward(answers, reward_type=...)`.
@@ -258,7 +258,7 @@ class PPOTrainer:
         return metrics | about | said | {"kl_loss": metrics["kl_penalty"]}
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Weights, optimiser, step and seed, in one file: a trainer that loads it goes on bit by bit."""
+        """Weights, optimizer, step and seed, in one file: a trainer that loads it goes on bit by bit."""
         model, learner = self.policy_model.model.state_dict(), self._learner.state_dict()
         _write({"model": model, "learner": learner, "step": self.step, "seed": self.seed}, path)
 

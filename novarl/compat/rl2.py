@@ -157,7 +157,7 @@ class ConstraintOptimizer:
         self.entropy.update(float(entropy))
 
     def get_lagrangian_loss(self, kl_div: float | Tensor, entropy: float | Tensor) -> Tensor:
-        """lambda (KL - d) + nu (H_0 - H), to be added to a loss that is minimised; 0 without `use_lagrangian`."""
+        """lambda (KL - d) + nu (H_0 - H), to be added to a loss that is minimized; 0 without `use_lagrangian`."""
         if not self.use_lagrangian:
             return torch.zeros(())
         over, under = self._violations(kl_div, entropy)
@@ -210,9 +210,9 @@ METHODS = (*get_args(scalarise.Method), *RANKING)
 class MultiObjectiveOptimizer:
     """Several objectives as one loss, and the archive of solutions that none dominates.
 
-    Values are as measured; `directions` says which are to be minimised ("min"), by default KL and length. The loss is
+    Values are as measured; `directions` says which are to be minimized ("min"), by default KL and length. The loss is
     -S of `novarl.control.objectives`, so that improving an objective always lowers it; given tensors it is
-    differentiable. Weights say how much an objective counts; the sign of a negative weight of a minimised objective
+    differentiable. Weights say how much an objective counts; the sign of a negative weight of a minimized objective
     repeats its direction and is dropped.
     """
 
@@ -254,7 +254,7 @@ class MultiObjectiveOptimizer:
         return [objective.name for objective in self.objectives]
 
     def compute_pareto_loss(self, objectives_dict: Mapping[str, float | Tensor]) -> Tensor:
-        """What a training step minimises. "pareto_dominance" and "hypervolume" rank finished solutions and have no
+        """What a training step minimizes. "pareto_dominance" and "hypervolume" rank finished solutions and have no
         gradient: their loss is the weighted sum."""
         values = torch.stack([torch.as_tensor(value).float().mean() for value in self._row(objectives_dict)])
         estimates = scalarise.maximised(values, self._directions)

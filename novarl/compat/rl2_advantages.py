@@ -38,12 +38,12 @@ def compute_advantages_unified(data_list: list[dict[str, Any]], method: str = "g
     "retrace"      gamma=1.0, lamda=1.0                      values, logps, behavior_logps
     "clipped_is"   gamma=1.0, clip_ratio=0.2                 values, logps, behavior_logps
     "multistep"    gamma=1.0, n_steps=5, bootstrap_method="gae"    values; "mc" looks to the end
-    "reinforce"    responses_per_prompt=1, norm_var=False    nothing: samples of one prompt are neighbours
+    "reinforce"    responses_per_prompt=1, norm_var=False    nothing: samples of one prompt are neighbors
     "zero"                                                   nothing
 
     Each trajectory is a dictionary of tensors [T]. `logps` are of the policy that is trained, `behavior_logps` of the
     one that sampled. `bootstrap` is the value past its last step, 0 where it is not given. Advantages are not
-    standardised; `novarl.algos.advantages.whiten` does that over the whole batch.
+    standardized; `novarl.algos.advantages.whiten` does that over the whole batch.
     """
     method = _ALIASES.get(method, method)
     if method not in _KEYWORDS:

@@ -44,7 +44,7 @@ def source_of(config: RunConfig, key: str) -> str | list[RawRow]:
     """The source of `data` or `eval.data`: a file name, or rows from Python objects."""
     given = config.object(key)
     if given is not None:
-        return from_python(given, key)
+        return from_python(given, key, shown=config.given_as(key))
     named: str = config.data if key == "data" else config.eval.data  # type: ignore[attr-defined, assignment]
     if is_object(named):
         what = f"{named} was an object of the Python program that started the run"

@@ -19,8 +19,8 @@ class Advantage(Node):
 
     estimator: axes.EstimatorName | OwnFunction | None = None
     """group, leave_one_out, opo, reinforce_pp: the other answers to the prompt; mean: the batch; ema: the past; scst:
-    the greedy answer; constant: a number; gae, vtrace, retrace, td_lambda, n_step, clipped_is, monte_carlo: values of
-    the states on the way; prime: rewards of tokens; file.py:name: a function of your own; null: the algorithm's."""
+    the greedy answer; constant: a number; gae, vtrace, retrace, td_lambda, n_step, clipped_is, monte_carlo: state
+    values along the answer; prime: rewards of tokens; file.py:name: a function of your own; null: the algorithm's."""
     norm_std: bool | None = None
     """Divide by the standard deviation of the prompt's rewards; null: the algorithm's."""
     ema_beta: Beta = default("adv.ema_beta")
@@ -28,12 +28,12 @@ class Advantage(Node):
     constant: float = default("adv.constant")
     """With estimator=constant: what is subtracted from every reward."""
     values: axes.ValueSource | None = None
-    """Who supplies the values of states: a learnt critic, or fresh continuations from the steps of an answer; null: the
-    algorithm's."""
+    """Who supplies the values of states: a learned critic, or fresh continuations from the steps of an answer; null:
+    the algorithm's."""
     gamma: Share | None = None
     """Discount factor per step. Used by estimators with state values. null: set by the algorithm."""
     lam: Share | None = None
-    """gae, vtrace, retrace, td_lambda: 0 trusts the values, 1 the rewards; null: the algorithm's."""
+    """gae, vtrace, retrace, td_lambda: 0 relies on the value estimates, 1 on the rewards; null: the algorithm's."""
     n: Count = default("adv.n")
     """With estimator=n_step: how many rewards before the value."""
     rho_max: Above0 = default("adv.rho_max")
@@ -277,8 +277,7 @@ class Loss(Node):
     """The per-token loss and how the token losses are aggregated."""
 
     surrogate: axes.SurrogateName | OwnFunction | None = None
-    """What of a token's log-probability and advantage is minimised; file.py:name: a function of your own; null: the
-    algorithm's."""
+    """The per-token loss; file.py:name: a function of your own; null: the algorithm's."""
 
     agg: axes.AggregationName | None = None
     """token: mean over tokens; sequence: mean over answers of their mean; constant: sum over a fixed number;

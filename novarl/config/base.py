@@ -31,6 +31,7 @@ class Config(Node):
 
     kind: ClassVar[str]
     _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _given: dict[str, str] = PrivateAttr(default_factory=dict)
     _notes: tuple[str, ...] = PrivateAttr(default=())
 
     model: Text
@@ -74,10 +75,14 @@ class Config(Node):
         """Whether there are objects behind any keys."""
         return bool(self._objects)
 
-    def with_objects(self, objects: Mapping[str, Any]) -> Self:
-        """The same configuration with Python objects behind some of its keys."""
+    def given_as(self, key: str) -> str:
+        """The argument that the user gave the object of a key as, such as `prompts` for `data`."""
+        return self._given.get(key, key)
+
+    def with_objects(self, objects: Mapping[str, Any], given: Mapping[str, str]) -> Self:
+        """The same configuration with Python objects behind some of its keys, which were `given` under other names."""
         other = self.model_copy()
-        other._objects = dict(objects)
+        other._objects, other._given = dict(objects), dict(given)
         return other
 
     @property

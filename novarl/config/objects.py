@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from novarl.config.base import Config
-from novarl.config.foreign.rows import Alias
+from novarl.config.foreign.rows import Alias, Hint
 from novarl.config.load import Tree, entries_of, parse
-from novarl.config.names import single
+from novarl.config.names import rows_of, single
 from novarl.core.errors import NovaError
 
 PREFIX = "python:"
@@ -34,7 +34,10 @@ def from_python(tree: type[Tree], settings: Mapping[str, Any], where: str) -> Tr
     """The configuration described by keyword arguments: nested dictionaries, dotted names and all aliases that the
     command line knows. Errors are the same as for a file, with `where` instead of the file's name."""
     objects: dict[str, Any] = {}
-    settings = {_object_key(name, value, tree): value for name, value in settings.items()}
+    for name, value in settings.items():
+        _check_kind(name, value, tree, where)
+    given = {_object_key(name, value, tree): name for name, value in settings.items()}
+    settings = {key: settings[name] for key, name in given.items()}
     values = {name: _plain(name, value, objects) for name, value in settings.items()}
     if isinstance(tokenizer := values.pop("tokenizer", None), str) and not is_object(tokenizer):
         objects["tokenizer"] = tokenizer  # by name
@@ -44,7 +47,22 @@ def from_python(tree: type[Tree], settings: Mapping[str, Any], where: str) -> Tr
     if values.pop("engine", None) is not None and "engine" not in objects:
         what = f"must be an Engine, or a function that makes one for a policy, got {settings['engine']!r:.60}"
         raise NovaError(what, where=f"{where} engine")
-    return parse(tree, list(entries_of(values, where, tree))).with_objects(objects)
+    return parse(tree, list(entries_of(values, where, tree))).with_objects(objects, given)
+
+
+def _check_kind(name: str, value: Any, tree: type[Config], where: str) -> None:
+    """Refuse another library's object of settings, and rows that are given as columns."""
+    if isinstance(value, PLAIN):
+        return
+    if (hint := single(tree, Hint).get(name)) is not None:
+        raise NovaError(hint.what, where=f"{where} {name}", fix=hint.fix)
+    if _object_key(name, value, tree) == "data" and isinstance(value, Mapping):
+        if hasattr(next(iter(value.values()), None), "column_names"):
+            what = f"is a dataset with several splits: {', '.join(map(str, value))}"
+            raise NovaError(what, where=f"{where} {name}", fix=f"select one: {name}=dataset['train']")
+        if not any(rows_of(f"{name}.{part}", tree) for part in value):
+            what = "a dict of columns is not supported"
+            raise NovaError(what, where=f"{where} {name}", fix="pass a list of dicts, one per row")
 
 
 def _object_key(name: str, value: Any, tree: type[Config]) -> str:
@@ -96,6 +114,7 @@ def _reward(path: str, value: Any, objects: dict[str, Any]) -> Any:
         return merged
     if isinstance(value, Mapping):
         return {str(name): _one_reward(f"reward.{name}", part, objects) for name, part in value.items()}
+    _check_reward(path, value)
     return value
 
 
@@ -107,7 +126,14 @@ def _one_reward(path: str, value: Any, objects: dict[str, Any]) -> Any:
             str(name): _named(path, part, objects) if name == "source" and callable(part) else part
             for name, part in value.items()
         }
+    _check_reward(path, value)
     return {"source": value} if isinstance(value, str) else value
+
+
+def _check_reward(path: str, value: Any) -> None:
+    if value is not None and not isinstance(value, str):
+        what = f"must be a function, a name or a mapping, got {value!r:.60}"
+        raise NovaError(what, where=path, fix="pass a function, 'file.py:name' or {'name': function}")
 
 
 def _named(path: str, value: Any, objects: dict[str, Any], *, name: str | None = None) -> str:

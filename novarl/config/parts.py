@@ -90,7 +90,7 @@ class Episode(Node):
     stop: Texts = ()
     """Strings that end an answer."""
     max_turns: Count = 1
-    """Maximum number of policy turns per episode."""
+    """Maximum number of model turns per episode."""
     env_path: Text | None = None
     """A Python file with `interact(messages)` for multi-turn episodes. It also provides `reward_fn(messages, answer)`
     unless `reward` is set. With reward=environment, the reward is returned by `interact`: {"messages": [...], "reward":
@@ -267,7 +267,7 @@ class RolloutLog(Log):
     rollouts_gb: Above0 | None = 2.0
     """Once rollouts/ holds more than this, write only one in ten of these steps. null: no limit."""
     samples_every: Count | None = 10
-    """Print one answer every N steps. null: never."""
+    """Print one answer at step 1 and every N steps. null: never."""
 
 
 BUILT_IN_REWARDS: dict[str, tuple[str, ...]] = {

@@ -20,11 +20,11 @@ class PreferenceConfig(TrainConfig):
     rejected_key: Text | None = None
     """Column with the rejected answer. null: `rejected`."""
     completion_key: Text | None = None
-    """Column with a labelled answer. null: detected by common names."""
+    """Column with a labeled answer. null: detected by common names."""
     label_key: Text | None = None
     """Column with the label (good or bad) of an answer or text. null: `label`."""
     text_key: Text | None = None
-    """Column with a labelled text. null: `text`."""
+    """Column with a labeled text. null: `text`."""
     on_long: Literal["truncate", "keep_end", "refuse"] = "truncate"
     """What to do with rows longer than `max_length`. truncate: shorten the prompt at its start (keeping half of
     `max_length`), then the answer at its end; keep_end: the same, but texts without a prompt are shortened at the
@@ -34,7 +34,7 @@ class PreferenceConfig(TrainConfig):
     epochs: Annotated[float, Field(gt=0.0)] | None = None
     """Number of passes over the rows. null: 1, unless `steps` is set."""
     batch_size: Count = 32
-    """Pairs, or labelled answers, per update."""
+    """Pairs, or labeled answers, per update."""
     label_smoothing: Smoothing = 0.0
     """Assumed fraction of wrong labels."""
     log: Log = Log()
@@ -47,12 +47,12 @@ class PreferenceConfig(TrainConfig):
 
 
 class DPOConfig(PreferenceConfig):
-    """Direct preference optimization: trains a policy on pairs or labelled answers without a reward model."""
+    """Direct preference optimization: trains a policy on pairs or labeled answers without a reward model."""
 
     kind: ClassVar[str] = "dpo"
 
     loss: Literal["sigmoid", "ipo", "dpop", "robust", "hinge", "simpo", "orpo", "kto"] = "sigmoid"
-    """The loss. sigmoid is standard DPO; simpo and orpo need no reference model; kto uses labelled answers and treats a
+    """The loss. sigmoid is standard DPO; simpo and orpo need no reference model; kto uses labeled answers and treats a
     pair as two."""
     beta: Above0 | None = None
     """Scale of the log-ratio to the reference (simpo: of the mean log-probability; orpo: weight of the odds ratio).
@@ -83,7 +83,7 @@ class DPOConfig(PreferenceConfig):
 
 
 class RMConfig(PreferenceConfig):
-    """A reward model, trained on pairs or labelled answers."""
+    """A reward model, trained on pairs or labeled answers."""
 
     kind: ClassVar[str] = "rm"
 
@@ -97,7 +97,7 @@ class RMConfig(PreferenceConfig):
     """bt, implicit_dpo: target margin between the chosen and the rejected reward, for rows without their own
     `margin`."""
     centring: AtLeast0 = 0.0
-    """bt: weight of (chosen + rejected)^2, which keeps rewards centred around 0. 0.01 is common."""
+    """bt: weight of (chosen + rejected)^2, which keeps rewards centered around 0. 0.01 is common."""
 
     @model_validator(mode="after")
     def _loss_reads_its_keys(self) -> RMConfig:

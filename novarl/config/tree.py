@@ -93,7 +93,7 @@ class RLConfig(TrainConfig):
     multi_objective: MultiObjective = MultiObjective()
     dynamic_sampling: DynamicSampling = DynamicSampling()
     fsdp: bool = False
-    """Shard weights, gradients and optimiser states over the processes of torchrun, by PyTorch's FSDP2."""
+    """Shard weights, gradients and optimizer states over the processes of torchrun, by PyTorch's FSDP2."""
     log: RolloutLog = RolloutLog()
     eval: HeldOut = HeldOut()
 
@@ -176,7 +176,7 @@ class SFTConfig(TrainConfig):
     batch_size: Count = 32
     """Rows in an update; they are packed end to end, without padding, and never see each other."""
     fsdp: bool = False
-    """Shard weights, gradients and optimiser states over the processes of torchrun, by PyTorch's FSDP2."""
+    """Shard weights, gradients and optimizer states over the processes of torchrun, by PyTorch's FSDP2."""
     log: Log = Log()
     eval: Rows = Rows()
 

@@ -67,7 +67,7 @@ def from_hub(name: str, config: str | None, split: str) -> Iterator[Row]:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        fix = "pip install 'novarl[llm]', or use a local file"
+        fix = "pip install 'novarl[llm]' (in a clone: pip install -e '.[llm]'), or use a local file"
         raise NovaError("loading a dataset from the Hub requires the package datasets", where=name, fix=fix) from error
     try:
         rows = load_dataset(name, config, split=split)

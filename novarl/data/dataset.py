@@ -23,10 +23,11 @@ from novarl.data.formats import (
 )
 from novarl.data.render import Rendered, render_prompt, render_sft
 from novarl.data.sources import RawRow, read
+from novarl.data.template import REJECTED
 from novarl.data.unused import Unused
 
 OnLong = Literal["truncate", "keep_end", "refuse"]
-"""`keep_end` is `truncate`, except that labelled texts (`data.pairs`) keep their end."""
+"""`keep_end` is `truncate`, except that labeled texts (`data.pairs`) keep their end."""
 Report = Callable[[BadRow], None]
 Source = str | Path | Iterable[RawRow]
 Item = TypeVar("Item")
@@ -185,7 +186,7 @@ def open_rows(source: Source, split: str | None, *, max_length: int, max_bad_row
     if isinstance(source, str | Path):
         return list(read(source, split)), str(source)
     rows = list(source)
-    return rows, rows[0].where if rows else "data"
+    return rows, rows[0].place.removesuffix("[0]") if rows else "data"
 
 
 def load_rows(
@@ -206,12 +207,15 @@ def load_rows(
         try:
             made, cut = build(row)
         except Refused as refused:
-            bad.append(BadRow(row.where, refused.field, refused.reason))
+            bad.append(BadRow(row.place, refused.field, refused.reason))
         else:
             items += made
             truncated += cut
             if sizes is not None:
                 sizes.append(len(made))
+    if bad and len(bad) == read_rows and all(row.reason.startswith(REJECTED) for row in bad):
+        what = f"the chat template rejects every row: {bad[0].where}{bad[0].reason.removeprefix(REJECTED)}"
+        raise NovaError(what, where=where, fix="pass another template with chat_template=FILE")
     if bad and (len(bad) == read_rows or len(bad) / read_rows > max_bad_rows):
         shown = "; ".join(map(str, bad[:_SHOWN])) + ("; ..." if len(bad) > _SHOWN else "")
         what, fix = f"{len(bad)} of {read_rows} rows cannot be used", "fix them"

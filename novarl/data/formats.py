@@ -124,8 +124,8 @@ def columns_seen(rows: Sequence[RawRow], keys: Columns, *, where: str) -> tuple[
     read, or one of `keys` names no column."""
     good = [row.value for row in rows if row.value is not None]
     if not good:
-        first = next((f": {row.where}: {row.error}" for row in rows), "")
-        raise NovaError(f"no row could be read{first}", where=where, fix="check that this is the right file")
+        first = next((f": {row.place}: {row.error}" for row in rows), "")
+        raise NovaError(f"no row could be read{first}", where=where, fix="check that these are the right data")
     for part, name in asdict(keys).items():
         if name is not None and not any(name in row or at_path(row, name) is not None for row in good):
             columns = sorted({column for row in good for column in row})
@@ -236,7 +236,9 @@ def rl_example(row: RawRow, columns: Columns) -> Example:
     else:
         messages = prompt_turns(value, name)
     if messages[-1]["role"] == "assistant":
-        raise Refused(f"{name}[{len(messages) - 1}].role", "ends with an assistant turn: there is no prompt")
+        raise Refused(
+            f"{name}[{len(messages) - 1}].role", "ends with an assistant turn: remove the last turn, or use novarl sft"
+        )
     answer = None if columns.answer is None else cell(value, columns.answer)
     used = {name, "answer"} if columns.answer == "answer" else {name}
     extra = {column: item for column, item in value.items() if column not in used}

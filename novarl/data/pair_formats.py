@@ -1,12 +1,12 @@
-"""Detect the format of preference rows, validate them, and convert them to pairs or labelled examples.
+"""Detect the format of preference rows, validate them, and convert them to pairs or labeled examples.
 
 | rows | columns |
 |---|---|
 | pairs with a separate prompt | `prompt` (text or messages) or `messages`, and `chosen`, `rejected`: text or messages |
 | the same | `instruction` (with `input`) or `question` or `conversations` in place of the prompt |
 | pairs with the prompt in both sides | `chosen`, `rejected`: messages, text, or a transcript in one string |
-| labelled answers | `prompt`, `completion` (or `response`), `label`: true or false |
-| labelled texts | `text`, `label`: true or false, 1 or 0, positive or negative |
+| labeled answers | `prompt`, `completion` (or `response`), `label`: true or false |
+| labeled texts | `text`, `label`: true or false, 1 or 0, positive or negative |
 
 A transcript is "\\n\\nHuman: ... \\n\\nAssistant: ..."; everything before its last answer is the prompt. Pairs may have
 a `margin`, a number of at least 0. Other column names are set with the `*_key` options. The format is detected from the
@@ -64,7 +64,7 @@ class PairExample:
 
 @dataclass(frozen=True, slots=True)
 class LabelledExample:
-    """One valid labelled row: a conversation whose first `context` messages are the prompt, or a plain text."""
+    """One valid labeled row: a conversation whose first `context` messages are the prompt, or a plain text."""
 
     id: str
     messages: tuple[Message, ...]
@@ -74,7 +74,7 @@ class LabelledExample:
 
 
 def detect_pairs(rows: Sequence[RawRow], *, keys: Columns, where: str, labels: bool) -> Columns:
-    """The columns to read, from the user's `keys` and the first rows; with `labels` also those of labelled rows.
+    """The columns to read, from the user's `keys` and the first rows; with `labels` also those of labeled rows.
     NovaError: no format or several fit, keys contradict each other, or a named column is missing."""
     if keys.messages is not None and keys.prompt is not None:
         raise NovaError("messages_key and prompt_key cannot both be set", where=where, fix="keep one of them")

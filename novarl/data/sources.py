@@ -28,12 +28,19 @@ _HUB_ID = re.compile(r"(?P<id>[\w.-]{1,96}(/[\w.-]{1,96})?)(:(?P<config>[\w.-]+)
 class RawRow:
     """One row of a source: its `value`, or the `error` if it could not be read. `where` names it in messages and, as
     the id of its prompt, its random stream: "rows.jsonl:12" (a line), "rows.json:31[7]" (line 31, element 7),
-    "rows.parquet:12" (the 12th row). It has no directory, so that a file may be moved."""
+    "rows.parquet:12" (the 12th row). It has no directory, so that a file may be moved.
+    `shown` replaces it in messages, such as "prompts[12]" for "data[12]"."""
 
     index: int
     where: str
     value: Mapping[str, Any] | None
     error: str | None = None
+    shown: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The row's name in messages."""
+        return self.shown or self.where
 
 
 def read(path: str | Path, split: str | None = None) -> Iterator[RawRow]:
@@ -57,18 +64,26 @@ def read(path: str | Path, split: str | None = None) -> Iterator[RawRow]:
     return _numbered(rows, name)
 
 
-def from_python(rows: Iterable[Any], name: str) -> list[RawRow]:
-    """Rows in memory: mappings, or strings as prompts, at `name[0]`, `name[1]`, ... NovaError if there are none."""
+def from_python(rows: Iterable[Any], name: str, *, shown: str | None = None) -> list[RawRow]:
+    """Rows in memory: mappings, or strings as prompts. Their locations are `name[0]`, `name[1]`, ..., and in messages
+    `shown[0]`, `shown[1]`, ...
+
+    Raises NovaError if there are none.
+    """
+    shown = shown or name
     if isinstance(rows, Mapping):
         what, fix = "a dataset with several splits", "select one: dataset['train']"
-        raise NovaError(f"is {what}: {', '.join(map(str, rows))}", where=name, fix=fix)
+        raise NovaError(f"is {what}: {', '.join(map(str, rows))}", where=shown, fix=fix)
     found = []
     for index, row in enumerate(rows):
         value = {"prompt": row} if isinstance(row, str) else row
-        error = None if isinstance(value, Mapping) else f"is a {type(row).__name__}, not a mapping or a string"
-        found.append(RawRow(index, f"{name}[{index}]", value if error is None else None, error))
+        error = (
+            None if isinstance(value, Mapping) else f"has type {type(row).__name__}, but a row is a dict or a string"
+        )
+        place = f"{shown}[{index}]"
+        found.append(RawRow(index, f"{name}[{index}]", value if error is None else None, error, place))
     if not found:
-        raise NovaError("the dataset is empty", where=name, fix="pass at least one row")
+        raise NovaError("the dataset is empty", where=shown, fix="pass at least one row")
     return found
 
 

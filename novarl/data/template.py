@@ -16,6 +16,7 @@ from novarl.data.formats import Refused
 from novarl.processes.renderer import TemplateFailed, confined
 
 _DIRECTIVES = tuple(f"%{flag}{letter}" for flag in ("", "-") for letter in "aAbBcdDeFHIjmMpSTuUVwWxXyYzZ")
+REJECTED = "the chat template rejects the row"
 _PROBE = "probe"
 _QUESTION: Message = {"role": "user", "content": "question"}
 _ANSWER: Message = {"role": "assistant", "content": _PROBE}
@@ -54,9 +55,9 @@ def write(
     except NovaError:
         raise
     except TemplateFailed as error:
-        raise Refused("", f"the chat template rejects the row: {error}") from error
+        raise Refused("", f"{REJECTED}: {error}") from error
     except Exception as error:  # templates raise to reject conversations (roles that must alternate)
-        raise Refused("", f"the chat template rejects the row: {type(error).__name__}: {error}") from error
+        raise Refused("", f"{REJECTED}: {type(error).__name__}: {error}") from error
     return str(text)
 
 

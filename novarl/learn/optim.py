@@ -141,7 +141,7 @@ class Optimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["moments"] and state["moments"].keys() != self.parameters.keys():
             raise NovaError(
-                "the optimiser state in the checkpoint belongs to another model",
+                "the optimizer state in the checkpoint belongs to another model",
                 where="resume",
                 fix="use the model of the original run",
             )

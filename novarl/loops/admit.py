@@ -34,15 +34,16 @@ class Admission:
         chosen = set(admitted[:target])
         kept = [item for item in scored if item.reward is not None and item.rollout.group in chosen]
         if not any(item.rollout.role == "train" for item in kept):
-            errors = (item.error for item in scored if item.error)
-            first = next(errors, "no rollout was sampled").partition("\n")[0]  # a traceback may follow it
+            errors = [item.error for item in scored if item.error]
+            first = (errors or ["no rollout was sampled"])[0].partition("\n")[0]  # a traceback may follow it
+            raised = any("Traceback" in error for error in errors)
             what = "the reward failed for every rollout of the step"
             if any(item.reward is not None and item.rollout.role == "train" for item in scored):
                 what = "no prompt of the step has rewards for both an answer and the greedy baseline"
             raise NovaError(
                 f"{what}: {first}",
                 where="reward",
-                fix="fix the reward function; events.jsonl of the run contains all tracebacks",
+                fix="fix the reward function" + "; events.jsonl of the run contains all tracebacks" * raised,
             )
         return kept
 

@@ -35,6 +35,11 @@ class Evaluation:
     hypervolume: float | None = None
     """With several objectives: the hypervolume dominated by all evaluations so far."""
 
+    def __repr__(self) -> str:
+        low, high = self.interval
+        others = "".join(f", pass@{k}={value:.3f}" for k, value in self.pass_at.items())
+        return f"Evaluation(score={self.score:.3f}, interval=({low:.3f}, {high:.3f}), n={self.n}{others})"
+
     def measures(self) -> dict[str, float]:
         """Additional metrics of an evaluation, by glossary name without `eval/`."""
         return {} if self.hypervolume is None else {"hypervolume": self.hypervolume}

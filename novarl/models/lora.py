@@ -192,6 +192,8 @@ def _peft() -> Any:
         import peft
     except ImportError as error:
         raise NovaError(
-            "LoRA requires PEFT, which is not installed", where="lora.rank", fix="pip install novarl[llm]"
+            "LoRA requires PEFT, which is not installed",
+            where="lora.rank",
+            fix="pip install 'novarl[llm]' (in a clone: pip install -e '.[llm]')",
         ) from error
     return peft

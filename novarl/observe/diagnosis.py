@@ -175,7 +175,7 @@ def findings(
     cut, before = _mean(late, "truncated_fraction"), _first(records, "truncated_fraction")
     if cut is not None and before is not None and cut >= CUT and before <= WHOLE:
         what = f"{cut:.0%} of the answers are now truncated (truncated_fraction), {before:.0%} at the start: "
-        found.append(Finding("cut", what + "the reward may favour length over quality"))
+        found.append(Finding("cut", what + "the reward may favor length over quality"))
     return found
 
 
@@ -185,7 +185,9 @@ def _far(records: Sequence[Mapping[str, float]]) -> list[Finding]:
     if not moves[farthest] > FAR:
         return []
     often = sum(move > FAR for move in moves)
-    what = f"{often} of {len(moves)} updates were too large: they moved the policy by more than {FAR:g} nats per token "
+    were, they = ("was", "it") if often == 1 else ("were", "they")
+    much = f"{often} of {len(moves)} update{'s' * (len(moves) != 1)} {were} too large"
+    what = f"{much}: {they} moved the policy by more than {FAR:g} nats per token "
     where = f"(kl; {moves[farthest]:.2g} at update {farthest + 1})"
     return [Finding("far", f"{what}{where}; at most 0.01 is usual")]
 

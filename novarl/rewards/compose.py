@@ -20,7 +20,7 @@ from novarl.core.errors import NovaError
 from novarl.core.types import Rollout, Scored
 from novarl.rewards.early import Begun, Early
 from novarl.rewards.services import Progress
-from novarl.rewards.verdict import Failure, Logged, Scorer, Verdict, check
+from novarl.rewards.verdict import Failure, Logged, Scorer, Verdict, check, miscounted
 
 
 class RewardSet:
@@ -109,7 +109,7 @@ class RewardSet:
             reason = f"timed out after {limit:g} s" if late else f"raised {type(error).__name__}: {error}"
             return [Failure(reason, traceback.format_exc())] * len(rollouts)
         if len(verdicts) != len(rollouts):
-            return [Failure(f"returned {len(verdicts)} scores for {len(rollouts)} rollouts")] * len(rollouts)
+            return [Failure(miscounted(len(verdicts), len(rollouts)))] * len(rollouts)
         return verdicts
 
     def _combine(self, rollout: Rollout, verdicts: Sequence[Any]) -> Scored:

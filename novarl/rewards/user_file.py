@@ -22,7 +22,7 @@ from novarl.rewards.loaded_file import Call, Function
 from novarl.rewards.services import EXTRA, METRICS, VALUE, Progress, request
 from novarl.rewards.signature import signature
 from novarl.rewards.user_process import UserProcess
-from novarl.rewards.verdict import Failure, Logged, Verdict
+from novarl.rewards.verdict import Failure, Logged, Verdict, miscounted
 
 TIME_LIMIT = 10.0
 """Seconds for one call."""
@@ -131,7 +131,7 @@ def _verdicts(said: Any, count: int, *, listed: bool = False) -> list[Verdict]:
     if listed and not isinstance(said, Failure | list):
         said = Failure(f"returned {said!r:.80}, not a list of scores")
     if listed and isinstance(said, list) and len(said) != count:
-        said = Failure(f"returned {len(said)} scores for {count} rollouts")
+        said = Failure(miscounted(len(said), count))
     verdicts: list[Any] = said if listed and isinstance(said, list) else [said] * count
     if not extra and not metrics:
         return verdicts

@@ -75,6 +75,15 @@ def check(value: Any) -> float | dict[str, float] | Failure:
     return number if math.isfinite(number) else Failure(f"returned {number}")
 
 
+def miscounted(scores: int, rollouts: int) -> str:
+    """Why a batch of scores is a failure.
+
+    >>> miscounted(1, 16)
+    'returned 1 score for 16 rollouts'
+    """
+    return f"returned {scores} score{'s' * (scores != 1)} for {rollouts} rollout{'s' * (rollouts != 1)}"
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from novarl.run.lifecycle import Run, Training
 
 
-DATA = ("data", "train_dataset")
+DATA = ("data", "prompts", "train_dataset")
 """Names of the training rows."""
 
 
@@ -68,16 +68,16 @@ class Trainer:
         return given
 
     def _name_task(self, settings: dict[str, Any]) -> None:
-        """Make `data` a task where it is the name of one."""
+        """Make `data`, or `prompts`, a task where it is the name of one."""
         from novarl.tasks.registry import TASKS
 
-        data = settings.get("data")
-        if isinstance(data, str) and data in TASKS:
-            settings["task"] = settings.pop("data")
+        name = "prompts" if self.kind == "rl" and "data" not in settings else "data"
+        data = settings.get(name)
+        if isinstance(data, str):
+            settings["task" if data in TASKS and "task" not in settings else "data"] = settings.pop(name)
         elif isinstance(data, bool | int | float):
-            where = next((name for name, key in self.names.items() if key == "data"), "data")
             fix = "give a task, a file, a datasets.Dataset, or a list of dictionaries or strings"
-            raise NovaError(f"{data!r} holds no rows", where=where, fix=fix)
+            raise NovaError(f"{data!r} holds no rows", where=name, fix=fix)
 
     def __iter__(self) -> Iterator[Update]:
         return self
@@ -189,6 +189,13 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        training, config, summary = self._run.training, self._config, self._run.summary or {}
+        told: dict[str, Any] = {"algo": config.algo} if hasattr(config, "algo") else {}
+        told |= {"model": config.model, "step": training.loop_state.step if training else summary.get("steps", 0)}
+        told["run_dir"] = str(self._run.rundir.path) if training else config.run_dir
+        return f"novarl.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""Preference optimisation from Python. `python -m novarl.trainer.dpo key=value ...` is `novarl dpo ...`."""
+"""Preference optimization from Python. `python -m novarl.trainer.dpo key=value ...` is `novarl dpo ...`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from novarl.trainer.base import Trainer
 
 
 class DPO(Trainer):
-    """Direct preference optimisation and its relatives (`loss`): `data` holds pairs, or answers with a label."""
+    """Direct preference optimization and its relatives (`loss`): `data` holds pairs, or answers with a label."""
 
     kind = "dpo"
 
@@ -16,4 +16,4 @@ class DPO(Trainer):
 if __name__ == "__main__":
     from novarl.cli import main
 
-    raise SystemExit(main(["dpo", *sys.argv[1:]]))
+    raise SystemExit(main(["dpo", *sys.argv[1:]], program="python -m novarl.trainer.dpo"))

@@ -27,7 +27,7 @@ class RL(Trainer):
     """
 
     kind = "rl"
-    names: ClassVar[Mapping[str, str]] = {"prompts": "data", "env": "rollout.env_path"}
+    names: ClassVar[Mapping[str, str]] = {"env": "rollout.env_path"}
 
     def _judge_training_rows(self, training: Any) -> Callable[[], Evaluation]:
         rows = training.rows.train
@@ -39,4 +39,4 @@ class RL(Trainer):
 if __name__ == "__main__":
     from novarl.cli import main
 
-    raise SystemExit(main(["rl", "algo=ppo", *sys.argv[1:]]))
+    raise SystemExit(main(["rl", "algo=ppo", *sys.argv[1:]], program="python -m novarl.trainer.ppo"))

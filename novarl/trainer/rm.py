@@ -16,4 +16,4 @@ class RewardModel(Trainer):
 if __name__ == "__main__":
     from novarl.cli import main
 
-    raise SystemExit(main(["rm", *sys.argv[1:]]))
+    raise SystemExit(main(["rm", *sys.argv[1:]], program="python -m novarl.trainer.rm"))

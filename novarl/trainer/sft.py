@@ -17,4 +17,4 @@ class SFT(Trainer):
 if __name__ == "__main__":
     from novarl.cli import main
 
-    raise SystemExit(main(["sft", *sys.argv[1:]]))
+    raise SystemExit(main(["sft", *sys.argv[1:]], program="python -m novarl.trainer.sft"))

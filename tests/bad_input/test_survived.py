@@ -106,7 +106,7 @@ def test_where_every_rollout_fails_it_is_the_users_mistake(tmp_path: Path, how: 
     words = ("rl", *RL, f"data={data}", f"reward={reward}:reward_fn", f"run_dir={run}")
     ended = novarl(*words)
     said = f"novarl: reward: the reward failed for every rollout of the step: reward 'reward_fn' {STRANGE[how]} "
-    fix = "(fix the reward function; events.jsonl of the run contains all tracebacks)"
+    fix = f"(fix the reward function{'; events.jsonl of the run contains all tracebacks' * (how == 'raise')})"
     assert (ended.code, ended.out, ended.err) == (2, "", f"{said}{fix}\n")
     write_rows(tmp_path / "rows.jsonl", [{"prompt": "q", "answer": "fine"}] * 20)
     finished(*words, "resume=auto")

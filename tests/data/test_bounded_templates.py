@@ -15,7 +15,9 @@ import pytest
 
 from novarl import cli
 from novarl.core.errors import NovaError
+from novarl.data.dataset import load_rl
 from novarl.data.formats import Refused
+from novarl.data.sources import from_python
 from novarl.data.template import write
 from novarl.models.byte_tokenizer import ByteTokenizer
 from novarl.processes import renderer
@@ -113,6 +115,14 @@ def test_a_template_that_raises_refuses_its_row() -> None:
     with pytest.raises(Refused) as raised:
         write(tok, CHAT, generation=True)
     assert raised.value.reason == "the chat template rejects the row: TemplateError: roles must alternate"
+
+
+def test_a_template_that_rejects_every_row_is_at_fault_itself() -> None:
+    rows = from_python(["a", "b"], "data", shown="prompts")
+    with pytest.raises(NovaError) as caught:
+        load_rl(rows, tokenizer=hugging_face("{{ raise_exception('unknown role') }}"), max_length=9)
+    said = "prompts: the chat template rejects every row: prompts[0]: TemplateError: unknown role"
+    assert str(caught.value) == f"{said} (pass another template with chat_template=FILE)"
 
 
 def test_the_sandbox_holds_there_too() -> None:

@@ -110,7 +110,10 @@ def refusal(purpose: Purpose, value: Any, columns: Columns) -> str:
         ({"messages": [{"role": "user"}]}, "messages[0].content: is missing"),
         ({"messages": [{"role": "user", "content": [1]}]}, "messages[0].content: must be a string, not a list"),
         ({"messages": [{"role": "user", "content": " \n"}]}, "messages[0].content: is empty"),
-        ({"messages": [USER, ASSISTANT]}, "messages[1].role: ends with an assistant turn: there is no prompt"),
+        (
+            {"messages": [USER, ASSISTANT]},
+            "messages[1].role: ends with an assistant turn: remove the last turn, or use novarl sft",
+        ),
         ({"messages": [USER]}, "answer: is missing"),
         ({"messages": [USER], "answer": None}, "answer: is null"),
     ],

@@ -126,7 +126,7 @@ def test_one_grpo_step_can_be_read() -> None:
 
 
 def test_the_way_of_a_value_is_through_files_that_name_it() -> None:
-    table = ARCHITECTURE.partition("## How one value travels")[2].partition("\n## ")[0]
+    table = ARCHITECTURE.partition("## From key to loss")[2].partition("\n## ")[0]
     files = re.findall(r"^\| `([\w/.]+)`", table, re.MULTILINE)
     assert 5 <= len(files) <= 8
     assert all((ROOT / "novarl" / file).is_file() for file in files)

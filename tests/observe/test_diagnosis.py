@@ -201,3 +201,8 @@ def test_the_warm_up_is_announced_with_its_key_and_what_it_did_is_on_the_page(tm
     assert f"Warm-up: 2 supervised steps, loss {did['loss'][0]:.3g} → {did['loss'][1]:.3g}" in ended.out
     finished("rl", "task=sort", "warmup=0", *RL, f"run_dir={tmp_path / 'none'}")
     assert summary(tmp_path / "none")["warmup"] is None and not any("warm" in m for _, m in alerts(tmp_path / "none"))
+
+
+def test_a_single_update_is_in_the_singular() -> None:
+    (found,) = findings([{"kl": 34.0}], improved=False)
+    assert found.said.startswith("1 of 1 update was too large: it moved the policy by more than")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.recipes.world import FOLDER, NAMES, PROMPTS, arguments, recipe, tokenizer, trained
 
-LINES = 180
+LINES = 185
 """Of code and comments at most; the story at the top and blank lines are not counted."""
 TINY = ["--num-epochs", "1", "--output-dir"]
 SORTING = ["--batch-size", "88", "--warmup-steps", "2", "--eval-size", "4", "--max-new-tokens", "3"]
@@ -132,6 +132,14 @@ def test_goes_on_from_a_saved_model(tmp_path: Path) -> None:
     recipe("grpo").main(changes)
     one, other = (transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("sft", "rl"))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_cannot_be_loaded_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        recipe(name).main(["--model-id", "/no/such"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1 and said.startswith("--model-id /no/such cannot be loaded: ")
 
 
 @pytest.mark.parametrize("name", ["rloo", "grpo", "prime"])

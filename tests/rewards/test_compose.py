@@ -144,7 +144,7 @@ def test_a_timeout_inside_a_reward_is_not_called_our_limit(say) -> None:
 def test_a_wrong_count_fails_the_batch(say) -> None:
     scored = score(RewardSet({"r": giving(1.0)}), [say("x"), say("y")])
     assert [item.reward for item in scored] == [None, None]
-    assert "returned 1 scores for 2 rollouts" in scored[0].error
+    assert "returned 1 score for 2 rollouts" in scored[0].error
 
 
 def test_failed_episodes_are_not_scored(say) -> None:

@@ -192,7 +192,7 @@ def test_trl_plain_prompts_give_plain_strings(say, write) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("short", "returned 1 scores for 2 rollouts"),
+        ("short", "returned 1 score for 2 rollouts"),
         ("number", "returned 1.0, not a list of scores"),
         ("hang", "timed out after 0.3 s"),
     ],

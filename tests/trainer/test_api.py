@@ -448,6 +448,18 @@ def test_none_is_null_and_not_the_default() -> None:
     assert trained(run_dir="other").log.config["save_every"] == 50
 
 
+def test_a_trainer_and_an_evaluation_are_shown_in_one_line() -> None:
+    trainer = novarl.RL(prompts=ROWS, reward=chars, steps=2, run_dir="run", **{**SMALL, "algo": "grpo"})
+    assert repr(trainer) == "novarl.RL(algo='grpo', model='tiny', step=0, run_dir='run')"
+    next(trainer)
+    assert repr(trainer).startswith("novarl.RL(algo='grpo', model='tiny', step=1, run_dir='") and Path("run").exists()
+    with pytest.warns(UserWarning, match="no held-out rows"):
+        found = trainer.evaluate()
+    low, high = found.interval
+    assert repr(found) == f"Evaluation(score={found.score:.3f}, interval=({low:.3f}, {high:.3f}), n={found.n})"
+    trainer.close()
+
+
 # Errors
 
 
@@ -460,11 +472,17 @@ def test_none_is_null_and_not_the_default() -> None:
         ({"steps": "many"}, "steps"),
         ({"optim": {"lr": -1.0}}, "optim.lr"),
         ({"reward": "sentimnt"}, "did you mean sentiment"),
-        ({"reward": 3}, "reward"),
-        ({"prompts": []}, "data: the dataset is empty"),
+        ({"reward": 3}, "reward: must be a function, a name or a mapping, got 3"),
+        ({"reward": {"a": 3}}, "reward.a: must be a function, a name or a mapping, got 3"),
+        ({"prompts": []}, "prompts: the dataset is empty"),
         ({"prompts": 7}, "prompts"),
-        ({"prompts": [3, 4]}, "data[0]"),
-        ({"prompts": [{"prompt": "a"}, {"question": "b"}]}, "data[1]"),
+        ({"prompts": [3, 4]}, "prompts[0]: has type int, but a row is a dict or a string"),
+        ({"prompts": [*ROWS, 3]}, f"prompts: 1 of {len(ROWS) + 1} rows cannot be used, more than max_bad_rows"),
+        ({"prompts": [*ROWS, 3]}, f"prompts[{len(ROWS)}]: has type int"),
+        ({"prompts": [{"prompt": "a"}, {"question": "b"}]}, "prompts[1]"),
+        ({"prompts": {"prompt": ["a"]}}, "prompts: a dict of columns is not supported (pass a list of dicts"),
+        ({"args": {"max_steps": 1}}, "args: TRL's object of settings is not supported (pass its fields as arguments"),
+        ({"args": object()}, "args: TRL's object of settings is not supported (pass its fields as arguments"),
         ({"tokenizer": "tiny"}, "tokenizer"),
         ({"model": Recurrent(), "tokenizer": "no/such/folder"}, "no/such/folder"),
         ({"prompts": "sorte"}, "sort"),

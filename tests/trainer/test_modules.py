@@ -60,6 +60,15 @@ def test_trainers_run_as_modules(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert name != "ppo" or (found["algo"] == "ppo" and "value_loss" in metrics(Path("run"))[-1])
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_the_usage_names_the_module(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert as_module(monkeypatch, f"novarl.trainer.{name}", "--help") == 0
+    usage = f"usage: python -m novarl.trainer.{name} [CONFIG] [key=value ...]\n"
+    assert capsys.readouterr().out.startswith(usage)
+
+
 def test_a_mistake_is_one_line_and_code_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert as_module(monkeypatch, "novarl.trainer.sft", "task=sort", "stepz=1") == 2
     said = capsys.readouterr().err

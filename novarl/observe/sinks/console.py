@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from novarl.observe.sinks.screen import Screen
 
 LINES_PER_PHASE = 20
-SAMPLES_PER_PHASE = 4
 SAMPLE_WIDTH = 64
 GONE = (errno.EPIPE, errno.EIO)
 """Errors of a write whose reader is gone: a broken pipe, or a closed terminal."""
@@ -62,7 +61,6 @@ class ConsoleSink:
     ) -> None:
         self.stream = sys.stdout if stream is None else stream
         self.gauge = Gauge(clock)
-        self.sampled: int | None = None
         self.failed = 0
         self.screen: Screen | None = None
         if can_be_live(self.stream) if live is None else live:
@@ -108,7 +106,6 @@ class ConsoleSink:
     def _phase(self, fields: Mapping[str, Any]) -> None:
         self._end_phase()
         self.gauge.begin(fields["name"], fields.get("steps"), done=fields.get("done", 0))
-        self.sampled = None
         title = TITLES.get(fields["name"], fields["name"])
         if self.screen is not None:
             self.screen.begin(title)
@@ -147,14 +144,8 @@ class ConsoleSink:
         self._say(f"Held-out score {when}: {found}{between}{rows}", "yellow")
 
     def _sample(self, fields: Mapping[str, Any]) -> None:
-        """Print a sample at most SAMPLES_PER_PHASE times per phase, the first one at the phase's first step."""
-        gap = max(1, (self.gauge.steps or 100) // SAMPLES_PER_PHASE)
-        step = fields["step"]
-        if self.sampled is not None and step - self.sampled < gap:
-            return
-        self.sampled = step
         reward = f" (reward {number(fields['reward'])})" if fields.get("reward") is not None else ""
-        self._say(f"Sample at step {step}{reward}")
+        self._say(f"Sample at step {fields['step']}{reward}")
         for name, key in (("prompt", "prompt"), ("answer", "text"), ("expected", "answer")):
             if fields.get(key) is not None:
                 self._say(f"  {name:<8} │ {printable(str(fields[key]), SAMPLE_WIDTH)}", "" if key == "text" else "dim")

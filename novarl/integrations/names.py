@@ -82,6 +82,13 @@ TRL = (
 """TRL 1.16. `kinds`: grpo, rloo, sft, dpo, reward; `online` is one of the first two, where it is not known which.
 Another trainer's kind is its own name."""
 
+TRL_HELD_OUT = (
+    Name("eval_(.*runtime|.*_per_second)", r"time/eval_\1"),
+    Name("eval_completions/mean_length", "eval/length_mean"),
+    Name("eval_completions/clipped_ratio", "eval/truncated_fraction"),
+)
+"""The same for evaluations. `eval_reward` is of sampled answers, our `eval/score` of greedy ones."""
+
 OPENRLHF = (
     Name("policy_loss", "policy_loss"),
     Name("rollout/reward_mean", "reward_mean"),

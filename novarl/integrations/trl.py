@@ -21,7 +21,7 @@ from typing import Any
 
 from novarl.core.errors import visible
 from novarl.integrations.lines import StepLines
-from novarl.integrations.names import TRL, plain_settings, translate
+from novarl.integrations.names import TRL, TRL_HELD_OUT, plain_settings, translate
 from novarl.integrations.trl_logs import divided
 from novarl.integrations.trl_rollouts import RolloutRecorder
 from novarl.observe.sinks.jsonl import read_lines
@@ -132,7 +132,7 @@ class NovaCallback:
         step, log = int(state.global_step), divided(logs)
         self._totals |= log.totals
         if log.held_out:
-            self._lines.evaluation(step, translate(log.held_out, (), "trl").metrics)
+            self._lines.evaluation(step, translate(log.held_out, TRL_HELD_OUT, "trl").metrics)
         if log.training:
             found = translate(log.training, TRL, "trl", self._kind, self._settings)
             counts = self._recorder.counts() if self._recorder is not None else {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError, nearest
-from novarl.integrations.names import TRL, plain_settings, translate
+from novarl.integrations.names import TRL, TRL_HELD_OUT, plain_settings, translate
 from novarl.integrations.readers.reading import Reading, some, span, whole
 from novarl.integrations.trl_logs import kind_of
 
@@ -64,7 +64,7 @@ def _read(database: sqlite3.Connection, source: Path, run: str | None) -> Readin
         found.renamed |= line.renamed
         refused.update(line.refused)
         if held_out:
-            found.held_out[step] = found.held_out.get(step, {}) | translate(held_out, (), "trackio").metrics
+            found.held_out[step] = found.held_out.get(step, {}) | translate(held_out, TRL_HELD_OUT, "trackio").metrics
     found.config = _config(database, run)
     found.read.append(f"run {run!r}: {len(lines)} logs, {span(found.metrics)}")
     found.absent.append("answers, tokens and log-probabilities")

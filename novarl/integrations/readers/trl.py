@@ -12,7 +12,7 @@ from typing import Any
 
 from novarl.core.errors import NovaError
 from novarl.integrations.conversations import spoken
-from novarl.integrations.names import TRL, translate
+from novarl.integrations.names import TRL, TRL_HELD_OUT, translate
 from novarl.integrations.readers.reading import Reading, Row, by_step, number, some, span, whole
 from novarl.integrations.trl_logs import divided, kind_of
 
@@ -92,7 +92,7 @@ def _read_state(file: Path, found: Reading) -> list[dict[str, Any]]:
             found.metrics[step] = found.metrics.get(step, {}) | line.metrics
             found.renamed |= line.renamed
         if parts.held_out:
-            found.held_out[step] = found.held_out.get(step, {}) | translate(parts.held_out, (), "trl").metrics
+            found.held_out[step] = found.held_out.get(step, {}) | translate(parts.held_out, TRL_HELD_OUT, "trl").metrics
         found.summary |= parts.totals
     found.config = {name: value for name, value in state.items() if isinstance(value, int | float | str)}
     found.read.append(f"{file.name}: {len(found.metrics)} lines of metrics, {len(found.held_out)} evaluations")

@@ -12,6 +12,7 @@ from novarl.integrations.readers.reading import (
     Reading,
     Row,
     by_step,
+    count,
     first_line,
     json_lines,
     number,
@@ -43,7 +44,7 @@ def read(source: Path, mapping: Mapping[str, str] | None = None) -> Reading:
     if not found.rollouts:
         raise NovaError("the file is empty", where=str(source), fix="give another file")
     number_of = sum(len(rows) for rows in found.rollouts.values())
-    found.read.append(f"{source.name}: {number_of} answers, {span(found.rollouts)}")
+    found.read.append(f"{source.name}: {count(number_of, 'answer')}, {span(found.rollouts)}")
     found.absent += ["metrics", "tokens and log-probabilities"]
     found.absent += [name for name in ("answer", "reward") if name not in mapping]
     if "step" not in mapping:

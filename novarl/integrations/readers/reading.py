@@ -158,6 +158,11 @@ def some(names: Iterable[str], limit: int = 8) -> str:
     return ", ".join(listed[:limit]) + more
 
 
+def count(number: int, what: str) -> str:
+    """The number of some things, for a message."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def span(steps: Mapping[int, Any] | Sequence[int]) -> str:
     """The range of the steps, for a message."""
     first, last = min(steps), max(steps)

@@ -14,7 +14,7 @@ from typing import Any
 
 from novarl.core.errors import NovaError
 from novarl.integrations.conversations import messages, spoken
-from novarl.integrations.readers.reading import Reading, Row, grouped, number, span, text, whole
+from novarl.integrations.readers.reading import Reading, Row, count, grouped, number, span, text, whole
 
 FIXED = {"prompt", "response", "label", "reward", "status", "group_index", "index", "tokens", "response_length"}
 COLUMNS = {"loss_mask", "rollout_log_probs"}
@@ -35,10 +35,10 @@ def read(source: Path) -> Reading:
         rows = [_answer(sample, f"{file} sample {place}") for place, sample in enumerate(saved["samples"])]
         found.rollouts[step] = grouped(rows, "prompt_id")
     number_of = sum(len(rows) for rows in found.rollouts.values())
-    found.read.append(f"{len(files)} files: {number_of} answers, {span(found.rollouts)}")
+    found.read.append(f"{count(len(files), 'file')}: {count(number_of, 'answer')}, {span(found.rollouts)}")
     found.absent += ["metrics: slime sends them to its loggers", "texts of tokens: the file has ids only", "advantages"]
     if evaluations:
-        found.notes.append(f"not read: {len(evaluations)} files of evaluations")
+        found.notes.append(f"not read: {count(len(evaluations), 'file')} of evaluations")
     if any(row["reward"] is None and row["rewards"] for rows in found.rollouts.values() for row in rows):
         found.absent.append("reward: the rewards are named, and which of them was trained on is not recorded")
     return found

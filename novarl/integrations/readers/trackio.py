@@ -11,7 +11,7 @@ from typing import Any
 
 from novarl.core.errors import NovaError, nearest
 from novarl.integrations.names import TRL, TRL_HELD_OUT, plain_settings, translate
-from novarl.integrations.readers.reading import Reading, some, span, whole
+from novarl.integrations.readers.reading import Reading, count, some, span, whole
 from novarl.integrations.trl_logs import kind_of
 
 MAGIC = b"SQLite format 3\x00"
@@ -66,13 +66,13 @@ def _read(database: sqlite3.Connection, source: Path, run: str | None) -> Readin
         if held_out:
             found.held_out[step] = found.held_out.get(step, {}) | translate(held_out, TRL_HELD_OUT, "trackio").metrics
     found.config = _config(database, run)
-    found.read.append(f"run {run!r}: {len(lines)} logs, {span(found.metrics)}")
+    found.read.append(f"run {run!r}: {count(len(lines), 'log')}, {span(found.metrics)}")
     found.absent.append("answers, tokens and log-probabilities")
     if refused:
         found.notes.append(f"not read, because not a number: {some(sorted(refused))}")
     if repeated:
-        found.notes.append(f"{repeated} values were logged again at the same step; the last is kept")
-    found.notes += [f"not read: {count} {what}" for what, count in _unread(database, run)]
+        found.notes.append(f"{count(repeated, 'value')} logged again at the same step; the last is kept")
+    found.notes += [f"not read: {what} ({number})" for what, number in _unread(database, run)]
     return found
 
 
@@ -112,6 +112,6 @@ def _config(database: sqlite3.Connection, run: str) -> dict[str, Any] | None:
 
 def _unread(database: sqlite3.Connection, run: str) -> Iterator[tuple[str, int]]:
     for table in sorted(set(ELSEWHERE) & _tables(database)):
-        (count,) = database.execute(f"SELECT COUNT(*) FROM {table} WHERE run_name = ?", (run,)).fetchone()
-        if count:
-            yield ELSEWHERE[table], count
+        (number,) = database.execute(f"SELECT COUNT(*) FROM {table} WHERE run_name = ?", (run,)).fetchone()
+        if number:
+            yield ELSEWHERE[table], number

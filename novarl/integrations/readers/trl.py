@@ -13,7 +13,7 @@ from typing import Any
 from novarl.core.errors import NovaError
 from novarl.integrations.conversations import spoken
 from novarl.integrations.names import TRL, TRL_HELD_OUT, translate
-from novarl.integrations.readers.reading import Reading, Row, by_step, number, some, span, whole
+from novarl.integrations.readers.reading import Reading, Row, by_step, count, number, some, span, whole
 from novarl.integrations.trl_logs import divided, kind_of
 
 STATE = "trainer_state.json"
@@ -95,7 +95,9 @@ def _read_state(file: Path, found: Reading) -> list[dict[str, Any]]:
             found.held_out[step] = found.held_out.get(step, {}) | translate(parts.held_out, TRL_HELD_OUT, "trl").metrics
         found.summary |= parts.totals
     found.config = {name: value for name, value in state.items() if isinstance(value, int | float | str)}
-    found.read.append(f"{file.name}: {len(found.metrics)} lines of metrics, {len(found.held_out)} evaluations")
+    found.read.append(
+        f"{file.name}: {count(len(found.metrics), 'line')} of metrics, {count(len(found.held_out), 'evaluation')}"
+    )
     found.absent.append("the settings of the trainer: TRL saves them in a format that can run code")
     if kind == "online":
         found.notes.append("whether GRPO or RLOO wrote it is not recorded; their kl and clip_ratio keep TRL's names")
@@ -123,7 +125,9 @@ def _read_tables(
     if not sums:
         found.absent.append("reward: the weights of the rewards are not recorded, and their plain sum was not logged")
     found.rollouts = by_step(answers)
-    found.read.append(f"{len(files)} Parquet files: {len(rows)} answers, {span(found.rollouts)}" if rows else "no rows")
+    if rows:
+        answered = f"{count(len(rows), 'answer')}, {span(found.rollouts)}"
+        found.read.append(f"{count(len(files), 'Parquet file')}: {answered}")
     found.absent.append("tokens and log-probabilities: TRL does not write them")
 
 

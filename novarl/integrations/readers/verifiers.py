@@ -10,7 +10,7 @@ from typing import Any
 from novarl.core.errors import NovaError
 from novarl.integrations.conversations import spoken
 from novarl.integrations.names import plain_settings
-from novarl.integrations.readers.reading import Reading, Row, by_step, first_line, json_lines, number, text
+from novarl.integrations.readers.reading import Reading, Row, by_step, count, first_line, json_lines, number, text
 
 FIXED = {"example_id", "prompt", "completion", "answer", "reward", "metrics", "error", "is_truncated"}
 FILE, TRACES = "results.jsonl", "traces.jsonl"
@@ -26,7 +26,7 @@ def read(source: Path) -> Reading:
     file = _file(source)
     assert file is not None, "recognises() found it"
     found = Reading("verifiers", rollouts=by_step(_rows(file), "prompt_id"), config=_metadata(file))
-    found.read.append(f"{file.name}: {sum(len(rows) for rows in found.rollouts.values())} answers")
+    found.read.append(f"{file.name}: {count(sum(map(len, found.rollouts.values())), 'answer')}")
     found.absent += [
         "steps: an evaluation has none, and all answers are of step 1",
         "tokens, log-probabilities and loss",

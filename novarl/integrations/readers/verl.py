@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from novarl.integrations.readers.reading import Reading, Row, by_step, first_line, json_lines, number, span, text, whole
+from novarl.integrations.readers.reading import (
+    Reading,
+    Row,
+    by_step,
+    count,
+    first_line,
+    json_lines,
+    number,
+    span,
+    text,
+    whole,
+)
 
 FIXED = {"input", "output", "gts", "score", "step"}
 
@@ -19,7 +30,7 @@ def read(source: Path) -> Reading:
     files = _files(source)
     found = Reading("verl", rollouts=by_step(row for file in files for row in _rows(file)))
     number_of = sum(len(rows) for rows in found.rollouts.values())
-    found.read.append(f"{len(files)} JSONL files: {number_of} answers, {span(found.rollouts)}")
+    found.read.append(f"{count(len(files), 'JSONL file')}: {count(number_of, 'answer')}, {span(found.rollouts)}")
     found.notes.append("reward is verl's score; answers to the same prompt in a step are a group")
     found.absent += ["metrics: verl sends them to its loggers", "tokens, log-probabilities and advantages"]
     return found

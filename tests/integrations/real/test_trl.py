@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from collections.abc import Callable
@@ -274,3 +275,16 @@ def test_answers_of_some_steps(tmp_path: Path) -> None:
     trainer.train()
     run = novarl.load_run(tmp_path / "run")
     assert run.steps() == [1, 2] and run.metrics.series("episodes") == [4.0, 4.0, 4.0]
+
+
+def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[3] / "examples" / "trl_integration.py"
+    spec = importlib.util.spec_from_file_location("trl_integration", path)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.setattr("sys.argv", ["trl_integration.py", str(tmp_path / "run")])
+    example.main()
+    assert "20 lines of metrics, answers of 20 steps" in capsys.readouterr().out
+    rewards = novarl.load_run(tmp_path / "run").metrics.series("reward_mean")
+    assert rewards[-1] > rewards[0] + 0.2

@@ -73,7 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "check": ("check",),
     "import": (
         "import trl-output",
-        "import rollouts.jsonl runs/x prompt=question text=answer reward=score step=iteration",
+        "import rollouts.jsonl runs/x prompt=question text=answer reward=score",
     ),
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,3 +290,18 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "20 lines of metrics, answers of 20 steps" in capsys.readouterr().out
     rewards = novarl.load_run(tmp_path / "run").metrics.series("reward_mean")
     assert rewards[-1] > rewards[0] + 0.2
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    example = Path(__file__).parents[3] / "examples" / "trl_integration.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run([*launch, str(example), str(tmp_path / "run")], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "nothing more is written" not in done.stderr, done.stderr
+    run = novarl.load_run(tmp_path / "run")
+    assert run.manifest["processes"] == 2 and len(run.metrics) == 20 and len(list(tmp_path.iterdir())) == 1
+    rows = run.rollouts(2)
+    assert [row.group for row in rows] == [0] * 8 + [1] * 8 and all(row.reward is not None for row in rows)
+    assert [bool(row.logp) for row in rows] == [True] * 8 + [False] * 8, "the tokens of the first process"
+    assert all("advantage" in row.extra for row in rows[8:])
+    mean = sum(row.reward or 0.0 for row in rows) / len(rows)
+    assert run.metrics.series("reward_mean")[1] == pytest.approx(mean, abs=1e-6)

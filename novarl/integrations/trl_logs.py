@@ -34,10 +34,11 @@ def kind_of(names: Iterable[str]) -> tuple[str, str]:
     """The trainer's kind in `names.TRL` and the run's, by the metrics that only this trainer logs. GRPO and RLOO log
     the same names."""
     known = set(names)
-    if "completions/mean_length" in known:
-        return "online", "rl"
-    if "rewards/margins" in known:
-        return "dpo", "dpo"
-    if "margin" in known:
-        return "reward", "rm"
-    return "sft", "sft"
+    marks = {
+        "completions/mean_length": ("online", "rl"),
+        "rewards/accuracies": ("dpo", "dpo"),
+        "margin": ("reward", "rm"),
+        "mean_token_accuracy": ("sft", "sft"),
+        "rewards/chosen": ("kto", "dpo"),
+    }
+    return next((kinds for name, kinds in marks.items() if name in known), ("unknown", "sft"))

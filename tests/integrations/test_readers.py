@@ -114,6 +114,24 @@ def test_trl_metrics_alone_from_the_newest_checkpoint(tmp_path: Path, capsys: py
     assert "completions" not in shown, "supervised training has no answers"
 
 
+@pytest.mark.parametrize(
+    ("log", "name", "kind", "said"),
+    [
+        ({"loss": 1.0, "rewards/accuracies": 0.5}, "loss", "dpo", "absent"),
+        ({"loss": 1.0, "margin": 0.5, "accuracy": 1.0}, "preference_accuracy", "rm", "absent"),
+        ({"loss": 1.0, "rewards/chosen": 0.5}, "trl/loss", "dpo", "absent"),
+        ({"loss": 1.0, "mean_token_accuracy": 0.5}, "loss", "sft", "loss is taken as the cross-entropy"),
+        ({"loss": 1.0}, "trl/loss", "sft", "which trainer wrote it is not recorded"),
+    ],
+)
+def test_trainers_are_told_apart(
+    log: dict[str, float], name: str, kind: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_state(tmp_path / "x", [log | {"step": 1}])
+    run, shown = imported(tmp_path, capsys, tmp_path / "x")
+    assert run.metrics[0][name] == 1.0 and run.manifest["kind"] == kind and said in shown
+
+
 def test_trl_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]]
     table = {"step": [1], "prompt": asked, "completion": [[{"role": "assistant", "content": "a"}]], "advantage": [0.0]}

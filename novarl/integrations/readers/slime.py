@@ -22,6 +22,7 @@ STATUS = {"completed": "done", "truncated": "truncated", "aborted": "failed", "f
 
 
 def recognises(source: Path) -> bool:
+    """Whether `source` has files that torch saved."""
     return any(zipfile.is_zipfile(file) for file in _files(source)[0][:1])
 
 

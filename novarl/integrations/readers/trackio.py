@@ -21,6 +21,7 @@ ELSEWHERE = {"system_metrics": "system metrics", "traces": "traces", "alerts": "
 
 
 def recognises(source: Path) -> bool:
+    """Whether `source` is a database of trackio."""
     if not source.is_file():
         return False
     with source.open("rb") as file:

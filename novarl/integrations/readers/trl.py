@@ -21,6 +21,7 @@ FIXED = ("step", "prompt", "completion", "advantage")
 
 
 def recognises(source: Path) -> bool:
+    """Whether `source` has answers or metrics of TRL."""
     return bool(_state(source)) or any(_has_columns(file) for file in _tables(source)[:1])
 
 
@@ -32,13 +33,13 @@ def read(source: Path) -> Reading:
     names: list[str] | None = None
     if state is not None:
         logs = _read_state(state, found)
-        names = sorted({name for log in logs for name in log if re.fullmatch("rewards/[^/]+/mean", name)})
+        names = sorted({name.split("/")[1] for log in logs for name in log if re.fullmatch("rewards/[^/]+/mean", name)})
         rewards = {log["step"]: log["reward"] for log in logs if isinstance(log.get("reward"), float)}
     else:
         found.absent.append(f"metrics: there is no {STATE}, which TRL saves with its checkpoints")
     tables = _tables(source)
     if tables:
-        _read_tables(tables, found, None if names is None else [name.split("/")[1] for name in names], rewards)
+        _read_tables(tables, found, names or None, rewards)
     elif found.kind == "rl":
         found.absent.append("answers: there is no completions/*.parquet, which TRL writes with log_completions=True")
     return found
@@ -99,6 +100,10 @@ def _read_state(file: Path, found: Reading) -> list[dict[str, Any]]:
         f"{file.name}: {count(len(found.metrics), 'line')} of metrics, {count(len(found.held_out), 'evaluation')}"
     )
     found.absent.append("the settings of the trainer: TRL saves them in a format that can run code")
+    if kind == "unknown":
+        found.notes.append("which trainer wrote it is not recorded; its loss keeps the name trl/loss")
+    if kind == "sft":
+        found.notes.append("loss is taken as the cross-entropy, TRL's default; the loss_type is not recorded")
     if kind == "online":
         found.notes.append("whether GRPO or RLOO wrote it is not recorded; their kl and clip_ratio keep TRL's names")
     return logs

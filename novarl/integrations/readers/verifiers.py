@@ -17,6 +17,7 @@ FILE, TRACES = "results.jsonl", "traces.jsonl"
 
 
 def recognises(source: Path) -> bool:
+    """Whether `source` has results of verifiers."""
     file = _file(source)
     return file is not None and {"example_id", "prompt", "completion"} <= set(first_line(file))
 

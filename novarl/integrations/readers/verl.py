@@ -22,6 +22,7 @@ FIXED = {"input", "output", "gts", "score", "step"}
 
 
 def recognises(source: Path) -> bool:
+    """Whether `source` has lines of verl."""
     return any({"input", "output", "score"} <= set(first_line(file)) for file in _files(source)[:1])
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from novarl.core.errors import visible
+from novarl.core.errors import NovaError, visible
 from novarl.integrations.lines import StepLines
 from novarl.integrations.names import TRL, TRL_HELD_OUT, plain_settings, translate
 from novarl.integrations.trl_logs import divided
@@ -65,11 +65,15 @@ class NovaCallback:
 
     failure   the error after which nothing more was written, or None
     path      the directory that is written, once training has begun
+
+    Raises NovaError if `rollouts_every` is below 1.
     """
 
     def __init__(
         self, run: str | Path, trainer: Any = None, *, rollouts_every: int | None = 1, rollouts_gb: float = 2.0
     ) -> None:
+        if rollouts_every is not None and rollouts_every < 1:
+            raise NovaError(f"rollouts_every is {rollouts_every}", where="NovaCallback", fix="use 1 or more, or None")
         self.path = Path(run).expanduser()
         self.rollouts_every, self.rollouts_gb = rollouts_every, rollouts_gb
         self.failure: Exception | None = None
@@ -228,10 +232,13 @@ def _directory(path: Path, done: int) -> tuple[Path, bool]:
 
 def _cut(path: Path, done: int) -> None:
     """Remove what was recorded after step `done`, which is trained again."""
-    file = path / "metrics.jsonl"
-    kept = [json.dumps(line, ensure_ascii=False) + "\n" for line in read_lines(file) if line.get("step", 0) <= done]
-    file.with_suffix(".part").write_text("".join(kept), encoding="utf-8", errors="backslashreplace")
-    os.replace(file.with_suffix(".part"), file)
+    for file in (path / "metrics.jsonl", path / "events.jsonl", path / "logs" / "train.jsonl"):
+        if file.exists():
+            kept = [
+                json.dumps(one, ensure_ascii=False) + "\n" for one in read_lines(file) if one.get("step", 0) <= done
+            ]
+            file.with_suffix(".part").write_text("".join(kept), encoding="utf-8", errors="backslashreplace")
+            os.replace(file.with_suffix(".part"), file)
     for rollouts in (path / "rollouts").glob("step-*.jsonl"):
         if int(rollouts.stem.removeprefix("step-")) > done:
             rollouts.unlink()

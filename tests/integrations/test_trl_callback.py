@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import novarl
+from novarl.core.errors import NovaError
 from novarl.integrations.trl import NovaCallback, attach
 from tests.integrations.fakes import Trainer
 
@@ -145,6 +147,44 @@ def test_a_resumed_run_forgets_what_is_trained_again(tmp_path: Path) -> None:
     trainer.train()
     assert callback.path == first.path and [row["step"] for row in first.metrics] == [1, 2]
     assert first.steps() == [1, 2] and (first.summary or {})["status"] == "done"
+    assert [event["step"] for event in first.events if event["kind"] == "save"] == [1, 2]
+
+
+def test_a_setting_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(NovaError, match="rollouts_every is 0"):
+        NovaCallback(tmp_path / "run", rollouts_every=0)
+
+
+def test_above_the_size_limit_one_step_in_ten_is_recorded(tmp_path: Path) -> None:
+    trainer = Trainer(STEPS * 6)
+    trainer.add_callback(NovaCallback(tmp_path / "run", rollouts_gb=1e-9))
+    trainer.train()
+    run = novarl.load_run(tmp_path / "run")
+    assert run.steps() == [1, 10] and len(run.metrics.series("episodes")) == 12
+
+
+def test_one_generation_for_two_steps_has_the_values_of_both(tmp_path: Path) -> None:
+    class Reused(Trainer):
+        """Trains on the first half of a generation in one step, and on the second half in the next."""
+
+        def train(self) -> None:
+            self.call("on_train_begin")
+            for half in (slice(0, 2), slice(2, 4)):
+                self.call("on_step_begin")
+                if half.start == 0:
+                    batch = self._generate_and_score_completions(self.generations[0])
+                ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)[half]
+                mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)[half]
+                self._get_per_token_logps_and_entropies(self.model, ids, mask, batch["completion_ids"].shape[1])
+                self.state.global_step += 1
+                self.call("on_step_end")
+                rows = novarl.load_run(tmp_path / "run").rollouts(1)
+                assert [bool(row.logp) for row in rows] == [True] * 2 + [half.start > 0] * 2
+
+    trainer = Reused(STEPS[:1])
+    callback = attach(trainer, tmp_path / "run")
+    trainer.train()
+    assert callback.failure is None and novarl.load_run(tmp_path / "run").steps() == [1]
 
 
 def test_without_the_trainer_it_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -319,6 +319,19 @@ def test_trackio_with_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [row["step"] for row in run.metrics] == [7] and run.metrics[0]["x"] == 1.0
 
 
+def test_damaged_and_other_databases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = project(tmp_path / "p.db", {"one": LOGGED})
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
+    assert "the database cannot be read" in refused(capsys, file)
+    project(tmp_path / "q.db", {"one": [(1, "no json")]})
+    assert "metrics.id=1: not JSON" in refused(capsys, tmp_path / "q.db")
+    with sqlite3.connect(tmp_path / "other.db") as database:
+        database.execute("CREATE TABLE other (id INTEGER)")
+    database.close()
+    assert "unknown format" in refused(capsys, tmp_path / "other.db")
+
+
 # Any JSONL file
 
 

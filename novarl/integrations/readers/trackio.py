@@ -21,14 +21,18 @@ ELSEWHERE = {"system_metrics": "system metrics", "traces": "traces", "alerts": "
 
 
 def recognises(source: Path) -> bool:
-    """Whether `source` is a database of trackio."""
+    """Whether `source` is a database of trackio. Raises NovaError for a database that cannot be read."""
     if not source.is_file():
         return False
     with source.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             return False
-    with closing(_open(source)) as database:
-        return "metrics" in _tables(database)
+    try:
+        with closing(_open(source)) as database:
+            return "metrics" in _tables(database)
+    except sqlite3.Error as error:
+        fix = "copy the file, and import the copy"
+        raise NovaError(f"the database cannot be read ({error})", where=str(source), fix=fix) from None
 
 
 def read(source: Path, run: str | None = None) -> Reading:
@@ -82,10 +86,7 @@ def _open(source: Path) -> sqlite3.Connection:
 
 
 def _tables(database: sqlite3.Connection) -> set[str]:
-    try:
-        return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error:
-        return set()
+    return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def _lines(database: sqlite3.Connection, source: Path, run: str) -> Iterator[tuple[int, dict[str, Any]]]:

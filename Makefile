@@ -23,9 +23,9 @@ export TOKENIZERS_PARALLELISM ?= false
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup check demo train_smoke train_quick train_full lint format test test-oldest test-newest \
-        certificates oracles test-kill test-real \
+        certificates oracles test-kill test-real test-trl \
         bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks bench-rates \
-        bench-rm-ppo bench-reviews bench-kit bench-against \
+        bench-rm-ppo bench-reviews bench-kit bench-against bench-trl-callback \
         tensorboard requirements wheel clean
 
 help: ## this list
@@ -118,6 +118,22 @@ test-real: $(STAMP) ## SFT, then RL, on real data: make test-real DATA=dir
 	@test -n "$(DATA)" || { echo "say where the data are: make test-real DATA=dir" >&2; exit 2; }
 	NOVARL_DATA="$(abspath $(DATA))" $(PY) -m pytest tests/real
 	$(PY) -m benchmarks.real --data "$(DATA)" $(ARGS)
+
+# TRL, with NovaRL beside it: for the callback that writes TRL's runs.
+TRL_VENV ?= .venv-trl
+
+$(TRL_VENV)/.installed: tests/integrations/real/requirements.txt pyproject.toml constraints.txt
+	test -x $(TRL_VENV)/bin/python || $(PYTHON) -m venv $(TRL_VENV)
+	@echo '*' > $(TRL_VENV)/.gitignore
+	$(TRL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --editable . datasets pytest hypothesis --requirement tests/integrations/real/requirements.txt
+	@touch $@
+
+test-trl: $(TRL_VENV)/.installed ## the callback for TRL in real runs of it, in a virtualenv of its own
+	$(TRL_VENV)/bin/python -m pytest tests/integrations/real $(ARGS)
+
+bench-trl-callback: $(TRL_VENV)/.installed ## what that callback costs, beside TRL's own time
+	$(TRL_VENV)/bin/python -m benchmarks.peers.run_trl_callback $(ARGS)
 
 # What we are measured against, each in a virtualenv of its own; vLLM is needed for W7 alone. We run in one without what
 # only our tests need.

@@ -35,6 +35,7 @@ COMMANDS: dict[str, str] = {
     "demo": "train a small model to sort letters, in under two minutes",
     "explain": "describe what a configuration would do, without running it",
     "check": "print versions and device, and run one forward pass",
+    "import": "turn another library's files into a run directory",
 }
 
 GRAMMAR = """\
@@ -70,6 +71,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": ("demo", "demo seed=1 steps=48"),
     "explain": ("explain task=sort algo=ppo", "explain sft configs/sft.yaml epochs=2"),
     "check": ("check",),
+    "import": (
+        "import trl-output",
+        "import rollouts.jsonl runs/x prompt=question text=answer reward=score",
+    ),
 }
 
 
@@ -126,6 +131,10 @@ def _dispatch(words: list[str], program: str | None) -> int:
         _explain(rest)
     elif command == "check":
         _check(rest)
+    elif command == "import":
+        from novarl.integrations.commands import run_import
+
+        run_import(rest)
     else:
         with collector.resting():
             _run(command, rest)
@@ -265,9 +274,14 @@ def _help(command: str, topic: list[str], program: str | None) -> str:
     tree = TREES.get("rl" if command == "demo" else command)
     if topic and tree is not None:
         return section_lines(tree, topic[0])
-    words = {"check": "", "explain": " [COMMAND] [CONFIG] [key=value ...]"}.get(command, " [CONFIG] [key=value ...]")
+    usage = {
+        "check": "",
+        "explain": " [COMMAND] [CONFIG] [key=value ...]",
+        "import": " SOURCE [OUT] [field=column ...]",
+    }
+    words = usage.get(command, " [CONFIG] [key=value ...]")
     head = f"usage: {program or f'novarl {command}'}{words}\n\n{COMMANDS[command]}\n"
-    parts = [head, _examples(command), *([GRAMMAR] if command != "check" else [])]
+    parts = [head, _examples(command), *([GRAMMAR] if command not in ("check", "import") else [])]
     if tree is not None:
         parts += [f"`novarl {command} --help SECTION` shows the full descriptions of a section.\n"]
         parts += [key_lines(tree)]

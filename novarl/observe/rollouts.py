@@ -154,7 +154,7 @@ def _trained(lines: Sequence[Mapping[str, Any]], batch: Mapping[str, Any]) -> di
             turns += (begins.cumsum()[chosen] - 1 + first).tolist()
         columns["turns"] = turns
         if vocabulary is not None:
-            columns["pieces"] = _texts(columns["tokens"], vocabulary)
+            columns["pieces"] = texts(columns["tokens"], vocabulary)
         found[place] = columns
     return found
 
@@ -166,16 +166,17 @@ def _before(chosen: Any) -> Any:
     return shifted
 
 
-def _texts(tokens: Sequence[int], vocabulary: Mapping[int, str | list[int]]) -> list[str]:
-    """The text of each token. A character of several tokens belongs to the last of them."""
+def texts(tokens: Sequence[int], vocabulary: Mapping[int, str | list[int]]) -> list[str]:
+    """The text of each token, of the texts or bytes that `vocabulary` has for them. A character of several tokens
+    belongs to the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    texts = []
+    found = []
     for token in tokens:
         piece = vocabulary.get(token, "\ufffd")
-        texts.append(decoder.decode(bytes(piece)) if isinstance(piece, list) else decoder.decode(b"", True) + piece)
-    if texts:
-        texts[-1] += decoder.decode(b"", True)
-    return texts
+        found.append(decoder.decode(bytes(piece)) if isinstance(piece, list) else decoder.decode(b"", True) + piece)
+    if found:
+        found[-1] += decoder.decode(b"", True)
+    return found
 
 
 def _places(lines: Sequence[Mapping[str, Any]], batch: Mapping[str, Any]) -> Iterator[int]:

@@ -76,7 +76,7 @@ def test_no_extra_is_empty() -> None:
 
 
 TARGETS = (
-    "setup check demo train_smoke train_quick train_full lint test certificates test-kill test-real "
+    "setup check demo train_smoke train_quick train_full lint test certificates test-kill test-real test-trl "
     "bench-smoke tensorboard clean help"
 )
 

@@ -286,7 +286,7 @@ MEASURES: Mapping[str, Callable[[RolloutRow], list[float]]] = {
 
 
 def scales(rows: Sequence[RolloutRow]) -> dict[str, dict[str, float]]:
-    """For each measure that the step recorded, of its size: the 98th percentile, which has full colour, and the most."""
+    """For each measure that the step recorded: the 98th percentile of its size (`full` colour), and the largest."""
     found = {}
     for name, measure in MEASURES.items():
         values = sorted(abs(value) for row in rows for value in measure(row) if value == value)

@@ -71,8 +71,14 @@ class Series:
     def nbytes(self) -> int:
         return sum(column.nbytes for column in self._columns.values())
 
-    def names(self) -> list[str]:
-        return sorted(name for name in self._columns if name != "step")
+    def names(self, phase: str | None = None) -> list[str]:
+        """The metrics of all phases or of one."""
+        names = sorted(name for name in self._columns if name != "step")
+        if phase is None:
+            return names
+        rows = self._rows_of(phase)
+        odd = {name for name, where in self.nonfinite.items() if np.isin(where, rows).any()}
+        return [name for name in names if name in odd or np.isfinite(self._columns[name][rows]).any()]
 
     def last(self) -> dict[str, float]:
         """The last finite value of every metric in the last phase."""
@@ -98,8 +104,12 @@ class Series:
         rows = self._rows_of(phase)
         across, values = positions(self._columns["step"][rows]), self._columns[name][rows]
         known = np.isfinite(values)
-        odd = np.isin(rows, np.asarray(self.nonfinite.get(name, ()), dtype=np.int64))
-        return across[known], values[known], across[odd]
+        odd = across[np.isin(rows, np.asarray(self.nonfinite.get(name, ()), dtype=np.int64))]
+        across, values = across[known], values[known]
+        if len(across) > 1 and (across[1:] < across[:-1]).any():
+            order = np.argsort(across, kind="stable")
+            across, values = across[order], values[order]
+        return across, values, odd
 
     def _rows_of(self, phase: str) -> NDArray[np.int64]:
         return np.flatnonzero(self._phases[: self.rows] == self.phases.index(phase))
@@ -219,6 +229,15 @@ def positions(steps: Floats) -> Floats:
     counts = np.diff(np.concatenate([begins, [len(steps)]]))
     number = np.arange(len(steps)) - np.repeat(begins, counts) + 1
     return steps - 1 + number / np.repeat(counts, counts)
+
+
+def smoothed(across: Floats, values: Floats, points: int) -> tuple[Floats, Floats]:
+    """About `points` means over windows of a twentieth of the curve, to draw over the measured points."""
+    half = max(1, len(values) // 40)
+    places = np.unique(np.linspace(0, len(values) - 1, min(points, len(values))).astype(np.int64))
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    reach = np.minimum(half, np.minimum(places, len(values) - 1 - places))  # symmetric, so that the ends do not lag
+    return across[places], (sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1)
 
 
 def thinned(across: Floats, values: Floats, points: int) -> tuple[Floats, Floats]:

@@ -15,7 +15,7 @@ from novarl.dashboard.events import Events
 from novarl.dashboard.explain import explained
 from novarl.dashboard.runs import Library, Run
 from novarl.dashboard.samples import Samples
-from novarl.dashboard.series import Series, thinned
+from novarl.dashboard.series import Floats, Series, smoothed, thinned
 
 RECENT = 600.0
 """Seconds since the last write after which a run without summary.json no longer counts as running."""
@@ -27,6 +27,9 @@ LARGE = 24 << 20
 """Bytes of metrics.jsonl from which a preview is shown until the file is read."""
 
 WATCHED = ("metrics.jsonl", "events.jsonl", "summary.json", "manifest.json", "rollouts", "config.yaml")
+
+SMOOTH = 80
+"""A curve of fewer points is drawn without its mean."""
 
 LATE = 50
 """The stage breakdown is a mean over this many updates, the last ones."""
@@ -135,6 +138,7 @@ class Book:
             "summary": run.read_json("summary.json"),
             "phases": whole.phases,
             "metrics": explained(whole.names()),
+            "names": {phase: whole.names(phase) for phase in whole.phases},
             "evaluations": events.of("eval"),
             "damaged": damaged,
         }
@@ -154,10 +158,9 @@ class Book:
             drawn = {}
             for metric in metrics or shown.names():
                 across, values, odd = shown.column(metric, phase)
-                x, y = thinned(across, values, points)
                 drawn[metric] = {
-                    "x": [round(place, 4) for place in x.tolist()],
-                    "y": [float(f"{value:.7g}") for value in y.tolist()],
+                    **_points(*thinned(across, values, points)),
+                    "smooth": _points(*smoothed(across, values, 200)) if len(values) >= SMOOTH else None,
                     "count": len(values),
                     "nonfinite": [round(place, 4) for place in odd.tolist()[:200]],
                     "nonfinite_count": len(odd),
@@ -216,6 +219,14 @@ class Book:
             values = [config.get(key, ABSENT) for config in settings.values()]
             rows.append({"key": key, "values": values, "differs": any(value != values[0] for value in values)})
         return {"runs": list(settings), "absent": absent, "rows": rows}
+
+
+def _points(across: Floats, values: Floats) -> dict[str, list[float]]:
+    """Places with four decimals, values with seven digits: more cannot be seen, and takes time to send."""
+    return {
+        "x": [round(place, 4) for place in across.tolist()],
+        "y": [float(f"{value:.7g}") for value in values.tolist()],
+    }
 
 
 ABSENT = "(absent)"

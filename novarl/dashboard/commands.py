@@ -87,8 +87,11 @@ def watch(names: Sequence[str], port: int, show: bool) -> None:
             import webbrowser
 
             webbrowser.open(address)
-        settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1}
-        uvicorn.Server(uvicorn.Config(application(book), **settings)).run(sockets=[listener])
+        settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 3}
+        server: uvicorn.Server | None = None
+        config = uvicorn.Config(application(book, lambda: server is not None and server.should_exit), **settings)
+        server = uvicorn.Server(config)
+        server.run(sockets=[listener])
 
 
 def _listening(port: int) -> socket.socket:

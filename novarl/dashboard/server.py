@@ -44,15 +44,14 @@ HEADERS = {
 }
 
 
-def application(book: Book, poll: float = POLL) -> Starlette:
-    """The ASGI application."""
-    changes = Changes(book, poll)
+def application(book: Book, ending: Callable[[], bool] = lambda: False) -> Starlette:
+    """The ASGI application. Once `ending()` is true, the open streams end, so that the server can."""
+    changes = Changes(book, ending)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         watching = asyncio.create_task(changes.watch())
         yield
-        changes.end()
         watching.cancel()
 
     views: dict[str, Callable[[Request], Any]] = {
@@ -95,6 +94,7 @@ def application(book: Book, poll: float = POLL) -> Starlette:
     ]
     handlers: dict[Any, Any] = {404: _missing, NovaError: _refused, OSError: _vanished}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False
     app.add_middleware(LocalOnly)
     return app
 
@@ -128,20 +128,18 @@ class LocalOnly:
 class Changes:
     """Tells every open page which runs were written to. Also reads large metric files that a page asked for."""
 
-    def __init__(self, book: Book, poll: float) -> None:
-        self._book, self._poll = book, poll
+    def __init__(self, book: Book, ending: Callable[[], bool]) -> None:
+        self._book, self._ending = book, ending
         self._pages: set[asyncio.Queue[str | None]] = set()
         self._stamps: dict[str, object] = {}
 
     async def watch(self) -> None:
-        """Look at the files again and again, until cancelled."""
-        while True:
+        """Look at the files again and again, until the end."""
+        while not self._ending():
             listed, changed = await run_in_threadpool(self._look)
             if listed or changed:
                 self._tell(json.dumps({"listed": listed, "runs": changed}))
-            await asyncio.sleep(0.01 if self._book.unread() else self._poll)
-
-    def end(self) -> None:
+            await asyncio.sleep(0.01 if self._book.unread() else POLL)
         for page in self._pages:
             page.put_nowait(None)
 

@@ -77,7 +77,7 @@ def test_no_extra_is_empty() -> None:
 
 TARGETS = (
     "setup check demo train_smoke train_quick train_full lint test certificates test-kill test-real "
-    "bench-smoke tensorboard clean help"
+    "bench-smoke dashboard report test-web bench-web tensorboard clean help"
 )
 
 

@@ -92,7 +92,7 @@ class App {
     if (before.view !== this.state.view) this.show(true);
     else if (this.view().updated) {
       this.drawRuns();
-      this.view().updated(before);
+      this.told(this.view().updated(before));
     } else if (before.run !== this.state.run || before.runs.join("|") !== this.state.runs.join("|")) this.show(true);
   }
 
@@ -110,7 +110,12 @@ class App {
       return;
     }
     if (this.main.firstChild !== this.view().root) this.main.replaceChildren(this.view().root);
-    if (anew) this.view().open();
+    if (anew) this.told(this.view().open());
+  }
+
+  // Says what went wrong where a view was to be drawn.
+  told(drawn) {
+    Promise.resolve(drawn).catch((error) => this.main.prepend(note(error.message, "error")));
   }
 
   openStep(step) {
@@ -201,7 +206,7 @@ class App {
     source.addEventListener("message", (event) => {
       const { runs } = JSON.parse(event.data);
       relist();
-      this.view().changed?.(runs);
+      Promise.resolve(this.view().changed?.(runs)).catch(() => {}); // the next change asks again; `live` shows a lost server
     });
   }
 

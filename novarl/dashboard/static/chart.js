@@ -67,7 +67,8 @@ export class Chart {
       if (this.smoothed(curve)) tables.push([curve.smooth.x, curve.smooth.y]);
     }
     const clean = (values) => (this.log ? values.map((value) => (value > 0 ? value : null)) : values);
-    return tables.length ? uPlot.join(tables.map(([x, y]) => [x, clean(y)])) : [[]];
+    const gaps = 2; // uPlot: a null is a gap up to the curve's neighbouring points, not only at its place
+    return tables.length ? uPlot.join(tables.map(([x, y]) => [x, clean(y)]), tables.map(() => [0, gaps])) : [[]];
   }
 
   draw() {

@@ -57,12 +57,13 @@ export class CurvesView {
     const errors = found.filter((run) => run.error).map((run) => note(run.error.message, "error"));
     const current = this.found.find((run) => run.run.name === this.app.state.run) ?? this.found[0];
     const stages = current ? await this.app.ask("/api/stages", { run: current.run.name }).catch(() => null) : null;
-    this.head.replaceChildren(...errors, ...(current ? [summaryCard(current)] : []), ...(stages ? [stagesCard(stages)].filter(Boolean) : []));
     const phases = [...new Set(this.found.flatMap((run) => run.phases))];
     this.phases.replaceChildren(el("option", { value: "" }, "last"), ...phases.map((phase) => el("option", { value: phase }, shown(phase))));
     this.phases.value = phases.includes(this.phase) ? this.phase : "";
     this.phase = this.phases.value;
     this.alerts = (await this.app.ask("/api/alerts", { run: names })).alerts.filter((alert) => alert.kind === "alert" && alert.step > 0);
+    const own = this.alerts.filter((alert) => alert.run === current?.run.name);
+    this.head.replaceChildren(...errors, ...(current ? [summaryCard(current, own)] : []), ...(stages ? [stagesCard(stages)].filter(Boolean) : []));
     const metrics = new Map();
     for (const run of this.found) {
       const names = new Set(run.names[this.phase || run.phases.at(-1)]);
@@ -172,7 +173,7 @@ export class CurvesView {
     const shownRuns = runs.filter((run) => this.app.selected().includes(run));
     if (!shownRuns.length) return;
     await this.fetch([...this.wanted], shownRuns);
-    this.openSoon ??= settled(() => this.open(), 700);
+    this.openSoon ??= settled(() => this.open().catch(() => {}), 700);
     this.openSoon();
   }
 

@@ -18,7 +18,7 @@ export function state(run) {
   return el("span", { className: `state ${kind}` }, el("span", { "aria-hidden": "true" }, `${mark} `), shown(word));
 }
 
-export function summaryCard(found) {
+export function summaryCard(found, alerts = []) {
   const { run, summary, evaluations } = found;
   const facts = [["Status", state(run)]];
   const total = run.total ? ` of ${number(run.total, 7)}` : "";
@@ -33,6 +33,7 @@ export function summaryCard(found) {
     { className: "summary" },
     el("h2", {}, shown(run.name), el("span", { className: "faint about" }, " ", shown(about.filter(Boolean).join(" · ")))),
     el("dl", { className: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+    alerts.slice(-2).map((alert) => el("p", { className: "error" }, el("b", {}, `▲ step ${alert.step} `), shown(alert.message))),
     [...run.notes, ...found.damaged].map((text) => note(text)),
   );
 }
@@ -96,7 +97,7 @@ export function configTable(found, differing, words) {
       "table",
       { className: "config" },
       found.runs.length > 1 ? el("thead", {}, el("tr", {}, el("th", {}, "Key"), found.runs.map((run) => el("th", {}, shown(run))))) : null,
-      el("tbody", {}, rows.map((row) => el("tr", { className: row.differs ? "differs" : "" }, el("th", { scope: "row" }, row.differs ? el("span", { className: "mark", title: "differs" }, "≠ ") : null, shown(row.key)), row.values.map((value) => el("td", {}, shown(value)))))),
+      el("tbody", {}, rows.map((row) => el("tr", { className: row.differs && !differing ? "differs" : "" }, el("th", { scope: "row" }, row.differs && !differing ? el("span", { className: "mark", title: "differs" }, "≠ ") : null, shown(row.key)), row.values.map((value) => el("td", {}, shown(value)))))),
     ),
   );
 }

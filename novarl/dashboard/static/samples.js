@@ -15,7 +15,8 @@ export class SamplesView {
     this.page = 0;
     this.pages = 1;
     this.groups = [];
-    this.asked = 0;
+    this.asked = 0; // counts requests for a step, so that a late answer to an earlier one is not shown
+    this.groupAsked = 0; // the same for groups
     this.build();
   }
 
@@ -60,8 +61,8 @@ export class SamplesView {
       "div",
       { className: "samples" },
       el("div", { className: "tools steps" }, this.title, el("button", { type: "button", title: "Earlier step (←)", "aria-label": "Earlier step", onclick: () => this.move(-1) }, "‹"), this.at, el("button", { type: "button", title: "Later step (→)", "aria-label": "Later step", onclick: () => this.move(1) }, "›"), this.slider),
-      el("div", { className: "tools filters" }, Object.values(this.inputs), el("span", { className: "pairbuttons" }, find(true, "‹ match", "The step before with a match (N)"), find(false, "match ›", "The next step with a match (n)")), this.matching),
-      el("div", { className: "tools" }, el("label", {}, "Colour ", this.colour), this.legend, el("label", { className: "check" }, this.only, "matching answers only")),
+      el("div", { className: "tools filters" }, Object.values(this.inputs), el("span", { className: "pairbuttons" }, find(true, "‹ match", "The step before with a match (N)"), find(false, "match ›", "The next step with a match (n)")), el("label", { className: "check" }, this.only, "matching answers only"), this.matching),
+      el("div", { className: "tools" }, el("label", {}, "Colour ", this.colour), this.legend),
       el("div", { className: "browser" }, this.listBox, this.main),
       this.sheet,
     );
@@ -118,13 +119,14 @@ export class SamplesView {
       this.main.replaceChildren(el("p", { className: "faint empty" }, "No group of this step matches. “match ›” looks in later steps."));
       return undefined;
     }
-    return this.openGroup(group.group, asked);
+    return this.openGroup(group.group);
   }
 
-  async openGroup(number_, asked = this.asked, tokens = undefined) {
+  async openGroup(number_, tokens = undefined) {
+    const asked = ++this.groupAsked;
     try {
       const found = await this.app.ask("/api/group", { run: this.app.state.run, step: this.step, group: number_, tokens, ...this.query() });
-      if (asked !== this.asked) return;
+      if (asked !== this.groupAsked) return;
       this.shownGroup = found;
       this.drawGroup();
     } catch (error) {
@@ -147,7 +149,7 @@ export class SamplesView {
     const across = el("button", { type: "button", title: "The same prompt in other steps (p)", onclick: () => this.openAcross() }, "This prompt across steps");
     const body = groupView(group, measure, {
       onPick: (answer, at) => this.inspect(answer, at),
-      more: (answer) => this.openGroup(group.group, this.asked, answer.length),
+      more: (answer) => this.openGroup(group.group, answer.length),
       only: this.only.checked && Object.keys(this.query()).length > 0,
     });
     this.main.replaceChildren(el("div", { className: "tools groupbar" }, el("span", {}, `Group ${group.group}`, el("span", { className: "faint" }, `, ${plural(group.answers.length, "answer")}`)), across), ...(this.across ? [this.across.root] : []), body);
@@ -244,7 +246,8 @@ export class SamplesView {
   }
 
   moveGroup(by) {
-    const place = this.groups.findIndex((entry) => entry.group === this.shownGroup?.group) + by;
+    const current = this.app.state.group ?? this.shownGroup?.group ?? this.groups[0]?.group;
+    const place = this.groups.findIndex((entry) => entry.group === current) + by;
     if (this.groups[place]) this.app.go({ group: this.groups[place].group });
     else if (place < 0 && this.page > 0) this.turn(-1);
     else if (place >= this.groups.length && this.page + 1 < this.pages) this.turn(1);
@@ -266,7 +269,7 @@ export class SamplesView {
       this.across?.end();
       this.across = null;
       this.closeSheet();
-      return this.openGroup(group, ++this.asked);
+      return this.openGroup(group);
     }
     if (colour !== before.colour) {
       this.colour.value = measureNamed(colour).name;

@@ -24,10 +24,12 @@ from typing import Any
 
 from novarl.observe.writer import RunWriter
 
-METRICS = (
-    "reward_mean reward_std kl kl_mean kl_to_ref entropy grad_norm lr total_loss policy_loss kl_loss clip_fraction "
-    "ratio_mean ratio_max length_mean length_max truncated_fraction advantage_std mismatch_mean tokens"
-).split()
+METRICS = [
+    *("reward_mean", "reward_std", "advantage_std", "kl", "kl_mean", "kl_to_ref", "entropy", "mismatch_mean"),
+    *("grad_norm", "lr", "total_loss", "policy_loss", "kl_loss", "clip_fraction", "ratio_mean", "ratio_max"),
+    *("length_mean", "length_max", "truncated_fraction", "tokens"),
+]
+SAID = """document.querySelector('[data-metric="reward_mean"] .said')?.textContent ?? ''"""
 
 
 def make_runs(folder: Path, runs: int, steps: int, gigabytes: float) -> None:
@@ -43,7 +45,7 @@ def make_runs(folder: Path, runs: int, steps: int, gigabytes: float) -> None:
         for step in range(2, max(2, int(gigabytes * 1e9 / runs / source.stat().st_size)) + 1):
             shutil.copyfile(source, path / f"rollouts/step-{step:06d}.jsonl")
     size = sum(file.stat().st_size for file in folder.rglob("*.jsonl"))
-    print(f"{runs} runs x {steps:,} steps, {size / 1e9:.2f} GB of metrics and rollouts")
+    print(f"{runs} runs x {steps:,} steps, {size / 1e9:.2f} GB of metrics and rollouts", flush=True)
 
 
 def metrics_text(steps: int, values: random.Random) -> str:
@@ -78,32 +80,36 @@ def served(folder: Path) -> Iterator[str]:
         process.terminate()
 
 
-def first_paint(page: Any, address: str) -> tuple[float, float, float]:
-    """Seconds from the request to the first paint, to the list of runs, and to the first curves."""
+def first_paint(browser: Any, address: str) -> tuple[Any, float, float, float]:
+    """A page, and the seconds to its first paint, to the list of runs, and to the first curves."""
+    page = browser.new_page()
+    page.set_default_timeout(120_000)
     begun = time.perf_counter()
     page.goto(address, wait_until="commit")
     page.wait_for_selector("#runs li")
     listed = time.perf_counter() - begun
-    page.wait_for_selector('[data-metric="reward_mean"] canvas')
-    page.wait_for_function(
-        "!document.querySelector('[data-metric=\"reward_mean\"] .said .value')?.textContent.includes('no')"
-    )
+    wait(page, f"/[0-9]/.test({SAID})")
     drawn = time.perf_counter() - begun
-    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? -1000")
-    return paint / 1000, listed, drawn
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    return page, paint / 1000, listed, drawn
 
 
-def update_time(page: Any, folder: Path, step: int) -> float:
-    """Seconds from a line in metrics.jsonl until its value is on the page."""
-    value = f"{step / 1e6 + 3:.6f}"
-    row = {"schema": 1, "phase": "rl", "step": step} | dict.fromkeys(METRICS, 1.0) | {"reward_mean": float(value)}
+def wait(page: Any, condition: str) -> None:
+    """Until an expression holds on the page, at most two minutes."""
+    until = time.perf_counter() + 120
+    while not page.evaluate(condition):
+        if time.perf_counter() > until:
+            raise SystemExit(f"not within two minutes: {condition}")
+        time.sleep(0.02)
+
+
+def update_time(page: Any, folder: Path, step: int, value: float) -> float:
+    """Seconds from a line in metrics.jsonl until its value, which no other line has, is on the page."""
+    row = {"schema": 1, "phase": "rl", "step": step} | dict.fromkeys(METRICS, 1.0) | {"reward_mean": value}
     begun = time.perf_counter()
     with (folder / "run-00/metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    shown = f"{float(value):.4g}"
-    page.wait_for_function(
-        f"document.querySelector('[data-metric=\"reward_mean\"] .said')?.textContent.includes('{shown}')"
-    )
+    wait(page, f"({SAID}).includes('{value:g}')")
     return time.perf_counter() - begun
 
 
@@ -114,31 +120,33 @@ def measure(folder: Path, runs: int, steps: int) -> None:
     every = "&".join(f"runs=run-{number:02d}" for number in range(runs))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=where, args=["--no-sandbox"])
-        for title, view in (("one run", "run=run-00"), (f"{runs} runs", f"run=run-00&{every}")):
+        for shown, view in ((1, "run=run-00"), (runs, f"run=run-00&{every}")):
+            print(f"\ncurves of {shown} of {runs} runs")
             with served(folder) as address:
-                page = browser.new_page()
-                page.set_default_timeout(120_000)
-                paint, listed, drawn = first_paint(page, f"{address}/#/curves?{view}")
-                print(
-                    f"{title}, fresh server: first paint {paint:.2f} s, run list {listed:.2f} s, first curves {drawn:.2f} s"
-                )
-                begun = time.perf_counter()
-                page.wait_for_function("document.querySelector('.curves .tools [role=status]').textContent === ''")
-                print(f"{title}: every file is read {time.perf_counter() - begun:.1f} s later")
-                again = first_paint(browser.new_page(), f"{address}/#/curves?{view}")
-                print(f"{title}, opened again: first paint {again[0]:.2f} s, first curves {again[2]:.2f} s")
-                added = [update_time(page, folder, steps + 1 + number) for number in range(5)]
-                print(
-                    f"{title}: a new step is on the page after {statistics.median(added):.2f} s (most {max(added):.2f} s)"
-                )
-                steps += 5
-                samples = browser.new_page()
-                begun = time.perf_counter()
-                samples.goto(f"{address}/#/samples?run=run-00&step=20")
-                samples.wait_for_selector(".answer .t")
-                print(f"{title}: samples of a step after {time.perf_counter() - begun:.2f} s")
-                page.close()
+                steps = measure_one(browser, f"{address}/#", view, folder, steps)
         browser.close()
+
+
+def measure_one(browser: Any, address: str, view: str, folder: Path, steps: int) -> int:
+    """Print the times of one view on a fresh server; returns the steps that run-00 now has."""
+    page, paint, listed, drawn = first_paint(browser, f"{address}/curves?{view}")
+    print(f"  fresh server: first paint {paint:.2f} s, list of runs {listed:.2f} s, curves {drawn:.2f} s")
+    begun = time.perf_counter()
+    wait(page, "document.querySelector('.curves .tools [role=status]').textContent === ''")
+    print(f"  exact curves, after samples of them: {time.perf_counter() - begun:.1f} s later")
+    page.close()
+    page, paint, listed, drawn = first_paint(browser, f"{address}/curves?{view}")
+    print(f"  opened again: first paint {paint:.2f} s, list of runs {listed:.2f} s, curves {drawn:.2f} s")
+    times = [update_time(page, folder, steps + number, 3 + number / 100 + steps % 7) for number in range(1, 10)]
+    print(f"  a new step is on the page after {statistics.median(times):.2f} s (most {max(times):.2f} s)")
+    page.close()
+    page = browser.new_page()
+    begun = time.perf_counter()
+    page.goto(f"{address}/samples?run=run-00&step=20")
+    page.wait_for_selector(".answer .t")
+    print(f"  answers of a step: {time.perf_counter() - begun:.2f} s")
+    page.close()
+    return steps + 9
 
 
 def main() -> None:

@@ -18,6 +18,9 @@ from novarl.observe.sinks.jsonl import plain_name
 LARGE = 1 << 18
 """Bytes from which a block is parsed by pyarrow, which is faster, but takes a moment to load."""
 
+SLOW = 24 << 20
+"""Bytes from which a file is read in the background, with a preview until then."""
+
 Floats = NDArray[np.float64]
 
 
@@ -45,6 +48,7 @@ class Series:
         self.phases: list[str] = []
         self.nonfinite: dict[str, list[int]] = {}
         self.damaged: list[str] = []
+        self._preview: Series | None = None
 
     def update(self, seconds: float = 60.0) -> bool:
         """Read appended lines for about `seconds`; True if there were any."""
@@ -135,15 +139,25 @@ class Series:
             self.nonfinite.setdefault(name, []).extend(first + row for row in where)
         self.rows += rows
 
+    def ready(self, seconds: float = 0.3) -> Series:
+        """The series itself, read to the end, or a preview while a large file is being read."""
+        path = self.run.file("metrics.jsonl")
+        if not self.rows and path is not None and path.stat().st_size > SLOW:
+            return self.preview()
+        self.update(seconds)
+        return self if self.progress == 1.0 else self.preview()
+
     def preview(self, points: int = 300) -> Series:
         """About `points` lines, evenly spaced in the file: what a large file shows until it is read."""
-        found = Series(self.run)
+        if self._preview is not None:
+            return self._preview
+        found = self._preview = Series(self.run)
         path = self.run.file("metrics.jsonl")
         if path is None:
             return found
         lines = []
         with path.open("rb") as file:
-            size = file.seek(0, 2)
+            size = self._file.size = file.seek(0, 2)
             for place in sorted({size * number // points for number in range(points)}):
                 file.seek(place)
                 file.readline()  # the rest of the line that `place` is in

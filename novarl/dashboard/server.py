@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -135,6 +136,7 @@ class Changes:
 
     async def watch(self) -> None:
         """Look at the files again and again, until the end."""
+        asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "pyarrow.json")  # takes a moment
         while not self._ending():
             listed, changed = await run_in_threadpool(self._look)
             if listed or changed:

@@ -23,9 +23,6 @@ RECENT = 600.0
 MEMORY = 768 << 20
 """Bytes of columns that stay in memory, over all runs."""
 
-LARGE = 24 << 20
-"""Bytes of metrics.jsonl from which a preview is shown until the file is read."""
-
 WATCHED = ("metrics.jsonl", "events.jsonl", "summary.json", "manifest.json", "rollouts", "config.yaml")
 
 SMOOTH = 80
@@ -129,8 +126,7 @@ class Book:
         """Manifest, summary, phases, metrics with their explanations, evaluations and damage of one run."""
         run, series, events = self.library[name], self.series(name), self.events(name)
         _must_be_readable(run)
-        series.update(0.3)
-        whole = series if series.progress == 1.0 or series.rows else series.preview()
+        whole = series.ready()
         damaged = series.damaged[:20] + [f"and {len(series.damaged) - 20} more"] * (len(series.damaged) > 20)
         return {
             "run": self.head(name),
@@ -148,11 +144,7 @@ class Book:
         below 1: the file is still being read, and the points are evenly spaced samples of it."""
         _must_be_readable(self.library[name])
         series = self.series(name)
-        path = self.library[name].file("metrics.jsonl")
-        fresh = not series.rows and path is not None and path.stat().st_size > LARGE
-        if not fresh:
-            series.update(0.3)
-        shown = series if series.progress == 1.0 and not fresh else series.preview()
+        shown = series.ready()
         with series.lock:
             phase = phase or (shown.phases[-1] if shown.phases else "")
             drawn = {}
@@ -170,15 +162,14 @@ class Book:
             "phase": phase,
             "phases": shown.phases,
             "rows": series.rows,
-            "progress": 0.0 if fresh else series.progress,
+            "progress": series.progress,
             "series": drawn,
         }
 
     def stages(self, name: str) -> dict[str, Any]:
         """Mean seconds of each stage over the last updates of the last phase that have it, and memory."""
         series = self.series(name)
-        series.update(0.3)
-        shown = series if series.rows else series.preview()
+        shown = series.ready()
         phase = shown.phases[-1] if shown.phases else ""
         stages, memory = {}, {}
         for metric in shown.names():

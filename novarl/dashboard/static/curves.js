@@ -1,6 +1,6 @@
 // The view of curves: summary, stages, and a panel per metric. A panel asks for its points when it comes into view.
 import { Chart } from "./chart.js";
-import { el, note, settled, shown } from "./dom.js";
+import { el, note, plural, settled, shown } from "./dom.js";
 import { outside, panelHead, stagesCard, summaryCard } from "./facts.js";
 
 const AT_ONCE = 60;
@@ -52,18 +52,21 @@ export class CurvesView {
   // Everything anew: another selection of runs.
   async open() {
     const names = this.app.selected();
-    const found = await Promise.all(names.map((name) => this.app.ask("/api/run", { run: name }).catch((error) => ({ error, name }))));
+    const [found, stages, told] = await Promise.all([
+      Promise.all(names.map((name) => this.app.ask("/api/run", { run: name }).catch((error) => ({ error, name })))),
+      this.app.ask("/api/stages", { run: this.app.state.run }).catch(() => null),
+      this.app.ask("/api/alerts", { run: names }),
+    ]);
     this.found = found.filter((run) => !run.error);
     const errors = found.filter((run) => run.error).map((run) => note(run.error.message, "error"));
-    const current = this.found.find((run) => run.run.name === this.app.state.run) ?? this.found[0];
-    const stages = current ? await this.app.ask("/api/stages", { run: current.run.name }).catch(() => null) : null;
+    const current = this.found.find((run) => run.run.name === this.app.state.run);
+    this.alerts = told.alerts.filter((alert) => alert.kind === "alert" && alert.step > 0);
+    const own = this.alerts.filter((alert) => alert.run === current?.run.name);
+    this.head.replaceChildren(...errors, ...(current ? [summaryCard(current, own)] : []), ...(stages ? [stagesCard(stages)].filter(Boolean) : []));
     const phases = [...new Set(this.found.flatMap((run) => run.phases))];
     this.phases.replaceChildren(el("option", { value: "" }, "last"), ...phases.map((phase) => el("option", { value: phase }, shown(phase))));
     this.phases.value = phases.includes(this.phase) ? this.phase : "";
     this.phase = this.phases.value;
-    this.alerts = (await this.app.ask("/api/alerts", { run: names })).alerts.filter((alert) => alert.kind === "alert" && alert.step > 0);
-    const own = this.alerts.filter((alert) => alert.run === current?.run.name);
-    this.head.replaceChildren(...errors, ...(current ? [summaryCard(current, own)] : []), ...(stages ? [stagesCard(stages)].filter(Boolean) : []));
     const metrics = new Map();
     for (const run of this.found) {
       const names = new Set(run.names[this.phase || run.phases.at(-1)]);
@@ -141,9 +144,8 @@ export class CurvesView {
 
   redraw() {
     for (const name of this.wanted) this.draw(name);
-    const reading = this.app.selected().map((run) => this.points.get(run)?.[" progress"] ?? 1).filter((share) => share < 1);
-    const share = reading.reduce((sum, one) => sum + one, 0) / (reading.length || 1);
-    this.progress.textContent = reading.length ? `reading ${reading.length} large ${reading.length === 1 ? "file" : "files"}, ${Math.floor(100 * share)}%; curves are samples until then` : "";
+    const reading = this.app.selected().filter((run) => (this.points.get(run)?.[" progress"] ?? 1) < 1).length;
+    this.progress.textContent = reading ? `reading ${plural(reading, "large file")}; until then the curves are samples` : "";
   }
 
   draw(name) {

@@ -126,7 +126,7 @@ def _dispatch(words: list[str]) -> int:
     if command in ("watch", "report"):
         from novarl.dashboard.commands import main as show
 
-        return show(command, rest)
+        return show(command, rest, COMMANDS[command], _examples(command))
     flag = next((at for at, word in enumerate(rest) if word in ("-h", "--help")), None)
     if flag is not None:
         print(_help(command, rest[flag + 1 : flag + 2]), end="")

@@ -22,9 +22,11 @@ class Parser(argparse.ArgumentParser):
         raise NovaError(message, where="command line", fix=f"see {self.prog} --help")
 
 
-def main(command: str, words: Sequence[str]) -> int:
-    """Run `watch` or `report`; returns the exit code. NovaError for mistakes."""
+def main(command: str, words: Sequence[str], meaning: str = "", examples: str = "") -> int:
+    """Run `watch` or `report`; returns the exit code. `meaning` and `examples` are for the help. NovaError for
+    mistakes."""
     parser = watch_parser() if command == "watch" else report_parser()
+    parser.description, parser.epilog = f"{meaning}\n\n{parser.description}", examples
     try:
         given = parser.parse_args(words)
     except SystemExit as done:  # --help
@@ -39,8 +41,8 @@ def main(command: str, words: Sequence[str]) -> int:
 def watch_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="novarl watch",
-        description="Serve a page with the curves, samples, alerts and configurations of runs, also while they grow.",
-        epilog="Needs the extra: pip install 'novarl[dashboard]'. The page is served for this machine only.",
+        description="It serves this machine only, until Ctrl-C.\nNeeds the extra: pip install 'novarl[dashboard]'",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="run directories, or directories of runs (default: runs)"
@@ -53,7 +55,8 @@ def watch_parser() -> argparse.ArgumentParser:
 def report_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="novarl report",
-        description="Write a run as one HTML file that needs no network: curves, alerts, configuration, samples.",
+        description="It has curves, alerts, configuration and samples, and needs no network.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="a run directory")
     parser.add_argument("--out", metavar="FILE", help="the file to write (default: NAME-report.html, NAME of the run)")

@@ -193,8 +193,12 @@ class Series:
             for name, value in row.items():
                 if name == "step" or not isinstance(value, int | float) or isinstance(value, bool) or name == "schema":
                     continue
-                columns.setdefault(plain_name(name), np.full(len(lines), np.nan))[place] = value
-            columns.setdefault("step", np.full(len(lines), np.nan))[place] = step
+                if (plain := plain_name(name)) not in columns:
+                    columns[plain] = np.full(len(lines), np.nan)
+                columns[plain][place] = value
+            if "step" not in columns:
+                columns["step"] = np.full(len(lines), np.nan)
+            columns["step"][place] = step
             odd = row.get("nonfinite")
             for name in odd if isinstance(odd, Mapping) else ():
                 nonfinite.setdefault(plain_name(name), []).append(place)

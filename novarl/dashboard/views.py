@@ -25,6 +25,9 @@ MEMORY = 768 << 20
 
 WATCHED = ("metrics.jsonl", "events.jsonl", "summary.json", "manifest.json", "rollouts", "config.yaml")
 
+TAIL = 1 << 14
+"""Bytes at the end of metrics.jsonl in which the last values of the list of runs are looked for."""
+
 SMOOTH = 80
 """A curve of fewer points is drawn without its mean."""
 
@@ -261,7 +264,7 @@ def last_line(run: Run) -> dict[str, Any]:
         return {}
     with path.open("rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - (1 << 16)))
+        file.seek(max(0, size - TAIL))
         block = file.read()
     if size > len(block):
         block = block[block.find(b"\n") + 1 :]

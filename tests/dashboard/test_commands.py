@@ -15,6 +15,7 @@ import pytest
 
 from novarl import cli
 from novarl.dashboard import report
+from novarl.dashboard.commands import report_parser, watch_parser
 from novarl.observe.writer import RunWriter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +81,8 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("watch", "report"):
         assert cli.main([command, "--help"]) == 0
         assert f"usage: novarl {command}" in capsys.readouterr().out
+        parser = watch_parser() if command == "watch" else report_parser()
+        assert all(parser.parse_args(words.split(" ")[1:]) for words in cli.EXAMPLES[command])
     assert cli.main(["--help"]) == 0
     assert "show runs in the browser" in capsys.readouterr().out
 

@@ -73,13 +73,22 @@ class App {
     this.state.runs.forEach((run) => this.place(run));
   }
 
-  go(change) {
-    const next = { ...this.state, ...change };
+  // Change the state and its address, and draw nothing.
+  keep(change) {
+    Object.assign(this.state, change);
+    history.replaceState(null, "", this.address(this.state));
+  }
+
+  address(next) {
     const words = new URLSearchParams();
     if (next.run) words.set("run", next.run);
     if (next.runs.length > 1 || next.runs[0] !== next.run) next.runs.forEach((run) => words.append("runs", run));
     for (const name of ["step", "group", "colour"]) if (next[name] !== null && next[name] !== undefined) words.set(name, next[name]);
-    const address = `#/${next.view}?${words}`;
+    return `#/${next.view}?${words}`;
+  }
+
+  go(change) {
+    const address = this.address({ ...this.state, ...change });
     if (address === location.hash) return;
     history[change.view || change.run ? "pushState" : "replaceState"](null, "", address);
     this.navigated();

@@ -17,6 +17,8 @@ export class SamplesView {
     this.groups = [];
     this.asked = 0; // counts requests for a step, so that a late answer to an earlier one is not shown
     this.groupAsked = 0; // the same for groups
+    this.loading = false;
+    this.pending = 0; // groups to move by once the step is there, for keys pressed meanwhile
     this.build();
   }
 
@@ -81,6 +83,7 @@ export class SamplesView {
     this.title.replaceChildren(shown(run ?? ""));
     if (!run) return this.say("No run.");
     const asked = ++this.asked;
+    this.loading = true;
     try {
       const { steps } = await this.app.ask("/api/steps", { run });
       if (asked !== this.asked) return undefined;
@@ -106,14 +109,17 @@ export class SamplesView {
       return this.say(error.message, "error");
     }
     if (asked !== this.asked) return undefined;
-    Object.assign(this, { groups: found.groups, pages: found.pages });
+    Object.assign(this, { groups: found.groups, pages: found.pages, loading: false });
     this.options("finish", "any finish reason", found.finish_reasons);
     this.options("status", "any status", found.statuses);
     const filtered = Object.keys(this.query()).length > 0;
     this.matching.textContent = filtered ? `${plural(found.groups_found, "group")} of ${found.groups_total} match` : `${plural(found.groups_total, "group")}, ${plural(found.answers, "answer")}`;
     this.drawList(found);
     const wanted = this.app.state.group;
-    const group = this.groups.find((entry) => entry.group === wanted) ?? this.groups[0];
+    const first = Math.max(0, this.groups.findIndex((entry) => entry.group === wanted));
+    const group = this.groups[Math.min(this.groups.length - 1, Math.max(0, first + this.pending))];
+    if (this.pending && group) this.app.keep({ group: group.group });
+    this.pending = 0;
     if (!group) {
       this.shownGroup = null;
       this.main.replaceChildren(el("p", { className: "faint empty" }, "No group of this step matches. “match ›” looks in later steps."));
@@ -246,6 +252,10 @@ export class SamplesView {
   }
 
   moveGroup(by) {
+    if (this.loading) {
+      this.pending += by;
+      return;
+    }
     const current = this.app.state.group ?? this.shownGroup?.group ?? this.groups[0]?.group;
     const place = this.groups.findIndex((entry) => entry.group === current) + by;
     if (this.groups[place]) this.app.go({ group: this.groups[place].group });
@@ -293,7 +303,7 @@ export class SamplesView {
   }
 
   say(text, kind = "faint empty") {
-    this.groups = [];
+    Object.assign(this, { groups: [], loading: false, pending: 0 });
     this.list.replaceChildren();
     this.pager.replaceChildren();
     this.at.replaceChildren();

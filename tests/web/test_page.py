@@ -8,6 +8,7 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,7 @@ def test_filters_and_failures(page: Page, served: Served) -> None:
     expect(page.locator(".answer")).to_have_count(1)
     expect(page.locator(".answer .error")).to_contain_text("ValueError")
     opened(page, served, "samples?run=grpo-a&step=30")
+    expect(page.locator(".prompt")).to_contain_text("Ada has 13 coins")
     page.get_by_label("reward ≥").fill("1")
     page.get_by_label("reward ≤").fill("0.5")
     expect(page.locator(".samplemain")).to_contain_text("No group of this step matches")
@@ -300,23 +302,33 @@ def test_an_empty_folder_waits(page: Page, tmp_path: Path) -> None:
         expect(page.locator("canvas").first).to_be_visible()
 
 
-def test_screenshots(browser: Browser, served: Served, tmp_path: Path) -> None:
+@pytest.fixture
+def two_runs(tmp_path: Path) -> Iterator[Served]:
+    for seed, name in enumerate(("grpo-a", "grpo-b")):
+        learning_run(tmp_path / "runs" / name, seed=seed, steps=240, groups=6).close()
+    with serving(tmp_path / "runs") as started:
+        yield started
+
+
+def test_screenshots(browser: Browser, two_runs: Served, tmp_path: Path) -> None:
     """The pictures of docs/dashboard.md: NOVARL_SCREENSHOTS=docs/images make test-web."""
     folder = Path(SHOTS) if SHOTS else tmp_path
     folder.mkdir(parents=True, exist_ok=True)
     views = {
         "dashboard-curves": ("curves?run=grpo-a&runs=grpo-a&runs=grpo-b", 1200, "light"),
-        "dashboard-samples": ("samples?run=grpo-a&step=30&group=1&colour=process", 1200, "light"),
-        "dashboard-dark": ("samples?run=grpo-a&step=30&group=1&colour=entropy", 1200, "dark"),
-        "dashboard-narrow": ("samples?run=grpo-a&step=30&group=1&colour=process", 400, "light"),
+        "dashboard-samples": ("samples?run=grpo-a&step=110&group=1&colour=process", 1200, "light"),
+        "dashboard-dark": ("samples?run=grpo-a&step=110&group=1&colour=entropy", 1200, "dark"),
+        "dashboard-narrow": ("samples?run=grpo-a&step=110&group=1&colour=process", 400, "light"),
     }
     for name, (view, width, scheme) in views.items():
         context = browser.new_context(viewport={"width": width, "height": 760}, color_scheme=scheme)  # type: ignore[arg-type]
         page = context.new_page()
-        page.goto(f"{served.address}/#/{view}")
+        page.goto(f"{two_runs.address}/#/{view}")
         if "samples" in view:
-            page.locator(".answer .t").nth(3).click()
-            expect(page.locator(".inspector")).to_be_visible()
+            page.locator(".answer .t").nth(3).wait_for()
+            if width > 400:
+                page.locator(".answer .t").nth(3).click()
+                expect(page.locator(".inspector")).to_be_visible()
         else:
             expect(page.locator("canvas").nth(2)).to_be_visible()
         page.wait_for_load_state("load")

@@ -18,7 +18,7 @@ export function groupView(group, measure, { onPick, more = null, only = false })
       "section",
       { className: "prompt" },
       el("h3", {}, "Prompt", group.prompt_id ? el("span", { className: "faint" }, " ", shown(group.prompt_id)) : null),
-      asked.length > 1 || asked[0]?.role !== "user" ? asked.map(message) : el("div", { className: "text" }, shown(group.prompt)),
+      asked.length > 1 || (asked.length && asked[0].role !== "user") ? asked.map(message) : el("div", { className: "text" }, shown(group.prompt)),
       group.reference === null || group.reference === undefined
         ? null
         : el("p", { className: "reference" }, el("span", { className: "faint" }, "Reference answer "), shown(group.reference)),

@@ -46,6 +46,11 @@ export class SamplesView {
       finish: select("finish", "any finish reason"),
       status: select("status", "any status"),
     };
+    const { q, ...fields } = this.inputs;
+    const others = Object.values(fields);
+    others.forEach((box) => box.classList.add("more"));
+    // Narrow pages show the other filters on demand.
+    this.toggle = el("button", { type: "button", className: "toggle", "aria-expanded": "false", onclick: () => this.toggle.setAttribute("aria-expanded", this.filterBox.classList.toggle("opened")) }, "Filters");
     const find = (backwards, text, title) => el("button", { type: "button", title, onclick: () => this.find(backwards) }, text);
     this.matching = el("span", { className: "faint", role: "status" });
     this.colour = el("select", { "aria-label": "Colour tokens by", title: "Colour tokens by (c)" }, MEASURES.map((measure) => el("option", { value: measure.name }, measure.title)));
@@ -63,7 +68,7 @@ export class SamplesView {
       "div",
       { className: "samples" },
       el("div", { className: "tools steps" }, this.title, el("button", { type: "button", title: "Earlier step (←)", "aria-label": "Earlier step", onclick: () => this.move(-1) }, "‹"), this.at, el("button", { type: "button", title: "Later step (→)", "aria-label": "Later step", onclick: () => this.move(1) }, "›"), this.slider),
-      el("div", { className: "tools filters" }, Object.values(this.inputs), el("span", { className: "pairbuttons" }, find(true, "‹ match", "The step before with a match (N)"), find(false, "match ›", "The next step with a match (n)")), el("label", { className: "check" }, this.only, "matching answers only"), this.matching),
+      (this.filterBox = el("div", { className: "tools filters" }, q, this.toggle, others, el("span", { className: "pairbuttons" }, find(true, "‹ match", "The step before with a match (N)"), find(false, "match ›", "The next step with a match (n)")), el("label", { className: "check" }, this.only, "matching answers only"), this.matching)),
       el("div", { className: "tools" }, el("label", {}, "Colour ", this.colour), this.legend),
       el("div", { className: "browser" }, this.listBox, this.main),
       this.sheet,

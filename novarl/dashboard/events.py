@@ -42,6 +42,28 @@ class Events:
         return [event for event in self.shown if event["kind"] == kind]
 
 
+def alerts_of(run: Run, events: Events) -> list[dict[str, Any]]:
+    """The alerts and findings of a run, in order. A finding has no step: it is about the whole run."""
+    found = [
+        {
+            "run": run.name,
+            "kind": "alert",
+            "step": event.get("step"),
+            "phase": event.get("phase"),
+            "timestamp": event.get("timestamp"),
+            "message": str(event.get("message", "")),
+        }
+        for event in events.of("alert")
+    ]
+    summary = run.read_json("summary.json") or {}
+    for finding in summary.get("findings") or ():
+        if isinstance(finding, dict):
+            entry = {"run": run.name, "kind": "finding", "step": None, "phase": None, "timestamp": None}
+            message = ". ".join(str(finding[name]).rstrip(".") for name in ("said", "cure") if finding.get(name))
+            found.append({**entry, "sign": finding.get("sign"), "message": message + "."})
+    return found
+
+
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)

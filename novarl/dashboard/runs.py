@@ -63,10 +63,12 @@ class Library:
         """Look for runs again; True if the list changed."""
         runs: dict[str, Run] = {}
         refused: list[str] = []
+        paths: set[Path] = set()
         for place in self.places:
             for run in _found(place, refused):
-                if any(run.path == known.path for known in runs.values()):
+                if run.path in paths:
                     continue
+                paths.add(run.path)
                 name, number = run.name, 2
                 while name in runs:
                     name, number = f"{run.name} ({number})", number + 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,6 +78,8 @@ class Samples:
     _listed: tuple[int, list[int]] = (-1, [])
     _rows: OrderedDict[int, tuple[object, list[RolloutRow], dict[str, Any]]] = field(default_factory=OrderedDict)
     _found: OrderedDict[str, dict[int, list[dict[str, Any]]]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _searching: threading.Lock = field(default_factory=threading.Lock)
 
     def steps(self) -> list[int]:
         """The logged steps, in order."""
@@ -96,6 +99,10 @@ class Samples:
 
     def _step(self, step: int) -> tuple[object, list[RolloutRow], dict[str, Any]]:
         """The state of the step's files, its answers and the scales of its measures."""
+        with self._lock:
+            return self._read(step)
+
+    def _read(self, step: int) -> tuple[object, list[RolloutRow], dict[str, Any]]:
         if step not in self.steps():
             raise NovaError(f"the rollouts of step {step} were not logged", where=self.run.name, fix="see /api/steps")
         stem = f"rollouts/step-{step:06d}"
@@ -157,6 +164,10 @@ class Samples:
 
     def across(self, key: str, seconds: float = 1.0) -> dict[str, Any]:
         """The answers to one prompt in every step. Reads for about `seconds`; ask again until `searched` is `of`."""
+        with self._searching:
+            return self._across(key, seconds)
+
+    def _across(self, key: str, seconds: float) -> dict[str, Any]:
         known = self._found.setdefault(key, {})
         self._found.move_to_end(key)
         while len(self._found) > KEPT:

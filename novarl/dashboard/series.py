@@ -35,7 +35,7 @@ class Series:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._file = GrowingFile()
         self._clear()
 
@@ -77,12 +77,13 @@ class Series:
 
     def names(self, phase: str | None = None) -> list[str]:
         """The metrics of all phases or of one."""
-        names = sorted(name for name in self._columns if name != "step")
-        if phase is None:
-            return names
-        rows = self._rows_of(phase)
-        odd = {name for name, where in self.nonfinite.items() if np.isin(where, rows).any()}
-        return [name for name in names if name in odd or np.isfinite(self._columns[name][rows]).any()]
+        with self.lock:
+            names = sorted(name for name in self._columns if name != "step")
+            if phase is None:
+                return names
+            rows = self._rows_of(phase)
+            odd = {name for name, where in self.nonfinite.items() if np.isin(where, rows).any()}
+            return [name for name in names if name in odd or np.isfinite(self._columns[name][rows]).any()]
 
     def last(self) -> dict[str, float]:
         """The last finite value of every metric in the last phase."""
@@ -103,12 +104,14 @@ class Series:
 
         The position of an update is its step. The n updates of one step are spaced evenly: step - 1 + 1/n, ..., step.
         """
-        if phase not in self.phases or name not in self._columns:
-            return np.zeros(0), np.zeros(0), np.zeros(0)
-        rows = self._rows_of(phase)
-        across, values = positions(self._columns["step"][rows]), self._columns[name][rows]
+        with self.lock:
+            if phase not in self.phases or name not in self._columns:
+                return np.zeros(0), np.zeros(0), np.zeros(0)
+            rows = self._rows_of(phase)
+            across, values = positions(self._columns["step"][rows]), self._columns[name][rows]
+            where = np.asarray(self.nonfinite.get(name, ()), dtype=np.int64)
         known = np.isfinite(values)
-        odd = across[np.isin(rows, np.asarray(self.nonfinite.get(name, ()), dtype=np.int64))]
+        odd = across[np.isin(rows, where)]
         across, values = across[known], values[known]
         if len(across) > 1 and (across[1:] < across[:-1]).any():
             order = np.argsort(across, kind="stable")

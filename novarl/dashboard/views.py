@@ -11,7 +11,7 @@ from typing import Any
 
 from novarl.core.config_files import read as read_settings
 from novarl.core.errors import NovaError
-from novarl.dashboard.events import Events
+from novarl.dashboard.events import Events, alerts_of
 from novarl.dashboard.explain import explained
 from novarl.dashboard.runs import Library, Run
 from novarl.dashboard.samples import Samples
@@ -233,28 +233,6 @@ def flat(value: Any, prefix: str = "") -> dict[str, str]:
         return {key: text for pair in pairs for key, text in pair.items()}
     shown = {None: "null", True: "true", False: "false"}
     return {prefix: shown[value] if value is None or isinstance(value, bool) else str(value)}
-
-
-def alerts_of(run: Run, events: Events) -> list[dict[str, Any]]:
-    """The alerts and findings of a run, in order. A finding has no step: it is about the whole run."""
-    found = [
-        {
-            "run": run.name,
-            "kind": "alert",
-            "step": event.get("step"),
-            "phase": event.get("phase"),
-            "timestamp": event.get("timestamp"),
-            "message": str(event.get("message", "")),
-        }
-        for event in events.of("alert")
-    ]
-    summary = run.read_json("summary.json") or {}
-    for finding in summary.get("findings") or ():
-        if isinstance(finding, dict):
-            entry = {"run": run.name, "kind": "finding", "step": None, "phase": None, "timestamp": None}
-            message = ". ".join(str(finding[name]).rstrip(".") for name in ("said", "cure") if finding.get(name))
-            found.append({**entry, "sign": finding.get("sign"), "message": message + "."})
-    return found
 
 
 def last_line(run: Run) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 // The page: the state in its address, the list of runs, live changes, the keyboard.
 import { runColour } from "./chart.js";
 import { CurvesView } from "./curves.js";
-import { el, note, number, settled, shown } from "./dom.js";
+import { atMost, el, note, number, shown } from "./dom.js";
 import { alertList, configTable, state } from "./facts.js";
 import { SamplesView } from "./samples.js";
 
@@ -197,7 +197,7 @@ class App {
   listen() {
     const source = new EventSource("/api/events");
     const live = document.getElementById("live");
-    const relist = settled(async () => {
+    const relist = atMost(async () => {
       const had = this.runs.length;
       await this.list();
       this.complete();

@@ -1,6 +1,6 @@
 // The view of curves: summary, stages, and a panel per metric. A panel asks for its points when it comes into view.
 import { Chart } from "./chart.js";
-import { el, note, plural, settled, shown } from "./dom.js";
+import { atMost, el, note, plural, settled, shown } from "./dom.js";
 import { outside, panelHead, stagesCard, summaryCard } from "./facts.js";
 
 const AT_ONCE = 60;
@@ -175,7 +175,7 @@ export class CurvesView {
     const shownRuns = runs.filter((run) => this.app.selected().includes(run));
     if (!shownRuns.length) return;
     await this.fetch([...this.wanted], shownRuns);
-    this.openSoon ??= settled(() => this.open().catch(() => {}), 700);
+    this.openSoon ??= atMost(() => this.open().catch(() => {}), 1000);
     this.openSoon();
   }
 

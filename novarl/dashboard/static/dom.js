@@ -60,6 +60,19 @@ export function settled(call, milliseconds) {
   };
 }
 
+// `call`, at most once in a while, and after the last time it was asked for.
+export function atMost(call, milliseconds) {
+  let waiting = false;
+  return () => {
+    if (waiting) return;
+    waiting = true;
+    setTimeout(() => {
+      waiting = false;
+      call();
+    }, milliseconds);
+  };
+}
+
 export function note(text, kind = "note") {
   return el("p", { className: kind, role: kind === "error" ? "alert" : undefined }, shown(text));
 }

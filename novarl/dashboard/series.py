@@ -49,6 +49,7 @@ class Series:
         self.nonfinite: dict[str, list[int]] = {}
         self.damaged: list[str] = []
         self._preview: Series | None = None
+        self._placed: dict[str, tuple[int, NDArray[np.int64], Floats]] = {}
 
     def update(self, seconds: float = 60.0) -> bool:
         """Read appended lines for about `seconds`; True if there were any."""
@@ -107,8 +108,8 @@ class Series:
         with self.lock:
             if phase not in self.phases or name not in self._columns:
                 return np.zeros(0), np.zeros(0), np.zeros(0)
-            rows = self._rows_of(phase)
-            across, values = positions(self._columns["step"][rows]), self._columns[name][rows]
+            rows, across = self._places(phase)
+            values = self._columns[name][rows]
             where = np.asarray(self.nonfinite.get(name, ()), dtype=np.int64)
         known = np.isfinite(values)
         odd = across[np.isin(rows, where)]
@@ -117,6 +118,14 @@ class Series:
             order = np.argsort(across, kind="stable")
             across, values = across[order], values[order]
         return across, values, odd
+
+    def _places(self, phase: str) -> tuple[NDArray[np.int64], Floats]:
+        """The rows of a phase and their positions, which are the same for every metric."""
+        known = self._placed.get(phase)
+        if known is None or known[0] != self.rows:
+            rows = self._rows_of(phase)
+            known = self._placed[phase] = (self.rows, rows, positions(self._columns["step"][rows]))
+        return known[1], known[2]
 
     def _rows_of(self, phase: str) -> NDArray[np.int64]:
         return np.flatnonzero(self._phases[: self.rows] == self.phases.index(phase))

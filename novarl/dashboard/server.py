@@ -30,7 +30,7 @@ from novarl.dashboard.views import Book, plain, stamp
 
 STATIC = Path(__file__).parent / "static"
 HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
-POLL = 0.4
+POLL = 0.25
 """Seconds between two looks at the files."""
 
 HEADERS = {

@@ -155,7 +155,7 @@ class Book:
                 across, values, odd = shown.column(metric, phase)
                 drawn[metric] = {
                     **_points(*thinned(across, values, points)),
-                    "smooth": _points(*smoothed(across, values, 200)) if len(values) >= SMOOTH else None,
+                    "smooth": _points(*smoothed(across, values, points // 3)) if len(values) >= SMOOTH else None,
                     "count": len(values),
                     "nonfinite": [round(place, 4) for place in odd.tolist()[:200]],
                     "nonfinite_count": len(odd),

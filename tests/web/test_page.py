@@ -151,12 +151,32 @@ def test_a_prompt_across_steps(page: Page, served: Served) -> None:
     page.get_by_role("button", name="This prompt across steps").click()
     expect(page.locator(".across")).to_contain_text("in 60 of 60 logged steps")
     expect(page.locator(".across .strip button")).to_have_count(60)
+    expect(page.get_by_label("Before: answer").locator("option:checked")).to_contain_text("step 1, #0")
+    expect(page.get_by_label("After: answer").locator("option:checked")).to_contain_text("step 60, #0")
     pairs = page.locator(".across .diff")
     assert "First 13 + 28." in pairs.first.inner_text()
     page.locator(".across .strip button").nth(10).click()
     expect(page.get_by_label("After: answer").locator("option:checked")).to_contain_text("step 11, #0")
     page.keyboard.press("Escape")
     expect(page.locator(".across")).to_have_count(0)
+
+
+def test_a_difference_is_marked_word_by_word(page: Page, served: Served) -> None:
+    page.goto(served.address)
+    parts = page.evaluate(
+        """async () => (await import('/static/across.js')).difference('it is 41 now', 'it is not 42 now')
+        .map(part => [part.kind, part.text])"""
+    )
+    assert "".join(text for kind, text in parts if kind != "added") == "it is 41 now"
+    assert "".join(text for kind, text in parts if kind != "removed") == "it is not 42 now"
+    assert [text for kind, text in parts if kind == "removed"] == ["41"]
+
+
+def test_a_run_without_rollouts_says_so(page: Page, tmp_path: Path) -> None:
+    RunWriter(tmp_path / "bare", writer="example").step(1, {"loss": 1.0})
+    with serving(tmp_path, page) as served:
+        page.goto(f"{served.address}/#/samples?run=bare")
+        expect(page.locator(".samplemain")).to_contain_text("This run has no rollouts")
 
 
 def test_a_conversation_with_tools(page: Page, served: Served) -> None:

@@ -40,8 +40,8 @@ export class Across {
       return;
     }
     this.one ??= answers[0];
-    const last = steps.at(-1).answers;
-    this.other = this.chosen ? this.other : last[0];
+    const last = steps.at(-1);
+    this.other = this.chosen ? this.other : { step: last.step, ...last.answers[0] };
     this.body.replaceChildren(
       el("p", { className: "faint" }, said),
       this.strip(steps),

@@ -312,6 +312,9 @@ export class SamplesView {
     this.list.replaceChildren();
     this.pager.replaceChildren();
     this.at.replaceChildren();
+    this.legend.replaceChildren();
+    this.matching.textContent = "";
+    this.shownGroup = null;
     this.main.replaceChildren(note(text, kind));
   }
 

@@ -100,14 +100,15 @@ function broken(piece) {
 export function legend(measure, scales) {
   const scale = scales[measure.name];
   if (!scale) return el("span", { className: "legend faint" }, `${measure.title}: not recorded in this step`);
+  if (!scale.full) return el("span", { className: "legend faint" }, `${measure.title}: 0 ${scale.most ? "for nearly all tokens" : "everywhere"} in this step`);
   const cells = measure.signed ? ["n4", "n3", "n2", "n1", "", "p1", "p2", "p3", "p4"] : ["", "q1", "q2", "q3", "q4"];
   const full = number(scale.full, 3);
   return el(
     "span",
     { className: "legend", title: `Full colour at the 98th percentile; the largest is ${number(scale.most)}` },
-    el("span", { className: "num" }, measure.signed && scale.full ? `−${full}` : "0"),
+    el("span", { className: "num" }, measure.signed ? `−${full}` : "0"),
     cells.map((cell) => el("span", { className: `t cell ${cell}` }, "ab")),
-    el("span", { className: "num" }, scale.full ? full : "0 everywhere"),
+    el("span", { className: "num" }, full),
   );
 }
 

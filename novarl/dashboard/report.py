@@ -14,7 +14,7 @@ from typing import Any
 from novarl.core.errors import NovaError
 from novarl.core.version import VERSION
 from novarl.dashboard.runs import Library
-from novarl.dashboard.samples import Filter
+from novarl.dashboard.samples import Filter, evenly
 from novarl.dashboard.views import Book, plain
 
 STATIC = Path(__file__).parent / "static"
@@ -49,9 +49,7 @@ def contents(book: Book, name: str, steps: int, groups: int) -> dict[str, Any]:
     run = book.run(name)
     samples = book.samples(name)
     logged = samples.steps()
-    chosen = sorted(
-        {logged[round(place * (len(logged) - 1) / max(1, steps - 1))] for place in range(steps)} if logged else ()
-    )
+    chosen = evenly(logged, steps)
     return {
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": VERSION,

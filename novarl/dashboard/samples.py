@@ -25,6 +25,10 @@ TOKENS = 3000
 """Tokens of an answer that are sent at first; the page asks for more."""
 
 
+ACROSS = 400
+"""Steps in which the answers to one prompt are looked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Which answers match. A limit is inclusive; None and empty texts match every answer."""
@@ -163,7 +167,8 @@ class Samples:
         }
 
     def across(self, key: str, seconds: float = 1.0) -> dict[str, Any]:
-        """The answers to one prompt in every step. Reads for about `seconds`; ask again until `searched` is `of`."""
+        """The answers to one prompt in every step, or in `ACROSS` evenly spaced ones. Reads for about `seconds`; ask
+        again until `searched` is `of`."""
         with self._searching:
             return self._across(key, seconds)
 
@@ -172,7 +177,8 @@ class Samples:
         self._found.move_to_end(key)
         while len(self._found) > KEPT:
             self._found.popitem(last=False)
-        steps, until = self.steps(), time.monotonic() + seconds
+        logged, until = self.steps(), time.monotonic() + seconds
+        steps = evenly(logged, ACROSS)
         for step in steps:
             if step not in known:
                 known[step] = [_short(line) for line in self._lines(step, (key,)) if _key_of(line) == key]
@@ -184,6 +190,7 @@ class Samples:
             "key": key,
             "searched": searched,
             "of": len(steps),
+            "logged": len(logged),
             "steps": [{"step": step, "answers": answers} for step, answers in found.items()],
         }
 
@@ -225,6 +232,15 @@ class Samples:
                     continue  # cut by a crash; the step's own page says so
                 if isinstance(value, dict):
                     yield value
+
+
+def evenly(values: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the values, evenly spaced, with the first and the last."""
+    if len(values) <= most:
+        return list(values)
+    return (
+        [values[place * (len(values) - 1) // (most - 1)] for place in range(most)] if most > 1 else list(values[:most])
+    )
 
 
 def prompt_key(prompt_id: str, prompt: str) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from novarl.core.errors import NovaError
+from novarl.dashboard import samples as module
 from novarl.dashboard.runs import Run
-from novarl.dashboard.samples import Filter, Samples
+from novarl.dashboard.samples import Filter, Samples, evenly
 from novarl.observe.writer import RunWriter
 
 
@@ -84,6 +85,14 @@ def test_one_prompt_across_steps(samples: Samples) -> None:
     assert [entry["step"] for entry in across["steps"]] == [1, 2, 5] and across["searched"] == across["of"] == 3
     assert [answer["reward"] for answer in across["steps"][0]["answers"]] == [0.0, None]
     assert samples.across("question")["steps"] == [], "the whole prompt, not a part"
+
+
+def test_a_long_run_is_searched_in_evenly_spaced_steps(samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert evenly(range(1, 101), 4) == [1, 34, 67, 100] and evenly([1, 2], 4) == [1, 2] and evenly([1, 2], 0) == []
+    monkeypatch.setattr(module, "ACROSS", 2)
+    across = samples.across("question 1")
+    assert [entry["step"] for entry in across["steps"]] == [1, 5]
+    assert (across["searched"], across["of"], across["logged"]) == (2, 2, 3)
 
 
 def test_it_searches_in_slices_of_time(samples: Samples) -> None:

@@ -32,8 +32,8 @@ export class Across {
   }
 
   draw() {
-    const { steps, searched, of } = this.found;
-    const said = searched < of ? `searched ${searched} of ${plural(of, "step")}` : `in ${steps.length} of ${plural(of, "logged step")}`;
+    const { steps, searched, of, logged } = this.found;
+    const said = searched < of ? `searched ${searched} of ${plural(of, "step")}` : `in ${steps.length} of ${plural(of, "logged step")}${logged > of ? `, evenly spaced among ${logged.toLocaleString("en")}` : ""}`;
     const answers = steps.flatMap((entry) => entry.answers.map((answer) => ({ step: entry.step, ...answer })));
     if (!answers.length) {
       this.body.replaceChildren(el("p", { className: "faint" }, said));

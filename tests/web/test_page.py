@@ -289,6 +289,7 @@ def test_links_that_leave_the_folder_are_refused(page: Page, tmp_path: Path) -> 
 
 def test_theme(page: Page, served: Served) -> None:
     opened(page, served, "curves?run=grpo-a")
+    expect(page.locator("canvas").first).to_be_visible()
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)
     page.locator("#theme").click()
@@ -350,7 +351,8 @@ def test_screenshots(browser: Browser, two_runs: Served, tmp_path: Path) -> None
                 page.locator(".answer .t").nth(3).click()
                 expect(page.locator(".inspector")).to_be_visible()
         else:
-            expect(page.locator("canvas").nth(2)).to_be_visible()
+            for metric in ("reward_mean", "total_loss", "kl", "kl_mean"):
+                expect(page.locator(f'[data-metric="{metric}"] .said .value')).to_have_count(2)
         page.wait_for_load_state("load")
         page.screenshot(path=folder / f"{name}.png")
         assert (folder / f"{name}.png").stat().st_size > 10_000

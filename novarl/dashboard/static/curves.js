@@ -157,9 +157,11 @@ export class CurvesView {
     const curves = runs.map((run) => ({ place: this.app.place(run), label: run, curve: this.points.get(run)?.[name] })).filter(({ curve }) => curve?.x.length || curve?.nonfinite.length);
     const badges = curves.map(({ place, curve }) => [place, outside(panel.metric, curve.y.at(-1)), curves.length > 1]).filter(([, text]) => text);
     const told = JSON.stringify(badges);
-    if (!panel.chart) {
+    if (!panel.head) {
       panel.head = el("div", {});
       panel.box.append(panel.head);
+    }
+    if (!panel.chart && curves.length) {
       panel.chart = new Chart(panel.box, { metric: panel.metric, log: panel.metric.log, onPick: (step) => this.app.openStep(step) });
     }
     if (told !== panel.told) {
@@ -168,9 +170,10 @@ export class CurvesView {
       panel.head.replaceChildren(panelHead(panel.metric, badges));
       panel.head.querySelector("details").open = Boolean(open);
     }
+    if (!curves.length && runs.some((run) => !this.points.get(run)?.[name])) return; // an empty chart would look like no data
     const phases = new Set(this.phase ? [this.phase] : (this.found ?? []).map((run) => run.phases.at(-1)));
     const alerts = (this.alerts ?? []).filter((alert) => phases.has(alert.phase));
-    panel.chart.show(curves, alerts, this.smooth);
+    panel.chart?.show(curves, alerts, this.smooth);
   }
 
   async changed(runs) {

@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: help setup check demo train_smoke train_quick train_full lint format test test-oldest test-newest \
         certificates oracles test-kill test-real test-trl \
         bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks bench-rates \
-        bench-rm-ppo bench-reviews bench-kit bench-against bench-trl-callback \
+        bench-rm-ppo bench-reviews bench-kit bench-against bench-trl-callback bench-web dashboard report test-web \
         tensorboard requirements wheel clean
 
 help: ## this list
@@ -205,6 +205,26 @@ bench-rm-ppo: $(STAMP) ## preferences, a reward model, PPO; and what happens wit
 bench-reviews: $(STAMP) ## a reward model of film reviews beside a bag of words: make bench-reviews DATA=dir
 	@test -n "$(DATA)" || { echo "say where the data are: make bench-reviews DATA=dir" >&2; exit 2; }
 	$(PY) -m benchmarks.reviews --data "$(DATA)" $(ARGS)
+
+RUN ?= runs/latest
+
+dashboard: $(STAMP) ## curves, samples and alerts of runs/ in the browser, while they grow
+	$(PY) -m novarl watch $(ARGS)
+
+report: $(STAMP) ## a run as one HTML file: make report RUN=runs/x
+	$(PY) -m novarl report $(RUN) $(ARGS)
+
+# The system's Chromium: one package, and no browser is downloaded from elsewhere.
+CHROMIUM = command -v chromium >/dev/null || command -v chromium-browser >/dev/null || test -n "$$NOVARL_CHROMIUM" \
+  || { apt-get update --quiet=2 && apt-get install --yes --quiet=2 chromium; }
+
+test-web: $(STAMP) ## the dashboard in a browser; pictures of the docs: NOVARL_SCREENSHOTS=docs/images make test-web
+	@$(CHROMIUM)
+	$(PY) -m pytest tests/web $(ARGS)
+
+bench-web: $(STAMP) ## the dashboard with 20 runs of 100,000 steps and 2 GB of rollouts
+	@$(CHROMIUM)
+	$(PY) -m benchmarks.web $(ARGS)
 
 tensorboard: $(STAMP) ## curves of the newest run, at http://localhost:6006
 	$(VENV)/bin/tensorboard --logdir runs/latest/tb --port 6006 $(ARGS)

@@ -33,6 +33,8 @@ COMMANDS: dict[str, str] = {
     "eval": "score a model on held-out rows: greedy decoding and pass@k",
     "sample": "generate answers to prompts",
     "demo": "train a small model to sort letters, in under two minutes",
+    "watch": "show runs in the browser while they grow: curves, samples, alerts",
+    "report": "write a run as one HTML file",
     "explain": "describe what a configuration would do, without running it",
     "check": "print versions and device, and run one forward pass",
     "import": "turn another library's files into a run directory",
@@ -69,6 +71,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "sample model=small prompt='Once upon a time' sampling.temperature=0.7",
     ),
     "demo": ("demo", "demo seed=1 steps=48"),
+    "watch": ("watch", "watch runs/x runs/y --port 9000"),
+    "report": ("report runs/latest", "report runs/x --out x.html"),
     "explain": ("explain task=sort algo=ppo", "explain sft configs/sft.yaml epochs=2"),
     "check": ("check",),
     "import": (
@@ -123,6 +127,10 @@ def _dispatch(words: list[str], program: str | None) -> int:
     command, rest = (words[0], words[1:]) if words else ("", [])
     if command not in COMMANDS:
         return _without_command(command, words)
+    if command in ("watch", "report"):
+        from novarl.dashboard.commands import main as show
+
+        return show(command, rest, COMMANDS[command], _examples(command))
     flag = next((at for at, word in enumerate(rest) if word in ("-h", "--help")), None)
     if flag is not None:
         print(_help(command, rest[flag + 1 : flag + 2], program), end="")

@@ -72,12 +72,13 @@ def test_the_pins_are_what_is_installed_here() -> None:
 
 
 def test_no_extra_is_empty() -> None:
-    assert set(EXTRAS) == {"llm", "dev"} and all(EXTRAS.values()), "an empty extra installs nothing in silence"
+    assert set(EXTRAS) == {"llm", "dashboard", "dev"}
+    assert all(EXTRAS.values()), "an empty extra installs nothing in silence"
 
 
 TARGETS = (
     "setup check demo train_smoke train_quick train_full lint test certificates test-kill test-real test-trl "
-    "bench-smoke tensorboard clean help"
+    "bench-smoke dashboard report test-web bench-web tensorboard clean help"
 )
 
 

@@ -226,13 +226,13 @@ class Run:
                 session.enter(phase.name, phase.snapshot, prefix=phase.prefix, steps=phase.steps, done=phase.state.step)
                 judge = training.evaluate if phase.last else None
                 if judge is not None and "before" not in session.facts:
-                    session.note("before", judge())
+                    session.note("before", judge(), phase.state.step)
                 yield from session.follow(phase.loop, phase.state, judge)
                 if phase.last:
                     session.save(phase.state)
                     if judge is not None:
                         found = judge()
-                        session.note("after", found)
+                        session.note("after", found, phase.state.step)
             training.show(session, found)
             status = "done"
         except Stopped:

@@ -40,7 +40,7 @@ KEPT = ("reference", "base")
 WRITTEN = (
     *LOGS,
     *("checkpoints", "figures", *KEPT),
-    *("config.yaml", "summary.json", "samples.md", "front.json"),
+    *("config.yaml", "summary.json", "samples.md", "front.json", "trackers.json"),
 )
 """What a run writes after its manifest: without a manifest, such files belong to something else."""
 

@@ -26,6 +26,7 @@ from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
 from novarl.models.forward import attention_of, modules_of
 from novarl.models.load import Policy
+from novarl.observe.trackers.registry import notes
 from novarl.run.fingerprint import fingerprint
 from novarl.run.interrupts import Interrupts, Stopped
 from novarl.run.machine import flush_denormals, start
@@ -265,10 +266,13 @@ class Run:
         session.begin(self._opened, state, manifest, settings.text)
         if session.ranks.rank == 0:
             session.bus.sinks += open_sinks(
-                session.rundir.path, console=settings.console, tensorboard=settings.tensorboard
+                session.rundir.path,
+                console=settings.console,
+                tensorboard=settings.tensorboard,
+                tracking=settings.tracking,
             )
         session.announce(
-            [*self._opened.notes, *policy.notes(), *training.notes],
+            [*self._opened.notes, *policy.notes(), *training.notes, *notes(settings.tracking.names)],
             device=str(device),
             seed=settings.seed,
             model=settings.model,

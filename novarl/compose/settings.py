@@ -41,7 +41,7 @@ def run_settings(config: RunConfig, *, threads: int | None, steps: int | None = 
 
 def _tracking(config: RunConfig, log: Log | None) -> Tracking:
     """The trackers of the run. NovaError if the library of one is not installed."""
-    if log is None or not log.trackers:
+    if log is None:
         return Tracking()
     check(log.trackers)
     return Tracking(tuple(log.trackers), log.project, log.run_name, log.artifacts, to_dict(config))

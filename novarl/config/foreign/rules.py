@@ -46,6 +46,19 @@ def separated(value: Any) -> Any:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) and value != "all-linear" else value
 
 
+def reported(value: Any) -> Any:
+    """TRL's `report_to` without TensorBoard, which is no tracker here."""
+    named = value.split(",") if isinstance(value, str) else value
+    if not isinstance(named, list | tuple):
+        return value
+    return [name for name in (str(item).strip() for item in named) if name not in ("none", "tensorboard")]
+
+
+def reported_to_tensorboard(value: Any) -> bool:
+    """`none` and an empty list turn TensorBoard off."""
+    return value not in ("none", [], ["none"])
+
+
 RULES = {
     rule.__name__: rule
     for rule in (
@@ -57,5 +70,7 @@ RULES = {
         last_checkpoint,
         only_element,
         separated,
+        reported,
+        reported_to_tensorboard,
     )
 }

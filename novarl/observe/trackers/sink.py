@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,13 +90,19 @@ class TrackerSink:
 
     def _store(self, paths: Mapping[str, Any]) -> None:
         if rows := list(self._samples):
-            self._put(lambda: self.tracker.table("samples", COLUMNS, rows))
-        if not self.artifacts:
-            return
-        for name in ("model", "weights", "summary", "samples"):
+            self.table("samples", COLUMNS, rows)
+        for name in ("model", "weights", "samples") if self.artifacts else ():
             path = Path(str(paths[name])) if name in paths else None
             if path is not None and path.exists():
-                self._put(lambda path=path, name=name: self.tracker.artifact(path, name), limit=ARTIFACT_LIMIT)
+                self.artifact(path, name)
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Hand over a table whose rows hold no secrets."""
+        self._put(lambda: self.tracker.table(name, columns, rows))
+
+    def artifact(self, path: Path, name: str) -> None:
+        """Hand over a file or folder."""
+        self._put(lambda: self.tracker.artifact(path, name), limit=ARTIFACT_LIMIT)
 
     def flush(self) -> None:
         """Nothing waits for a tracker."""

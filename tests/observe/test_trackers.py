@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from novarl.core.errors import NovaError
+from novarl.observe.trackers import exits
 from novarl.observe.trackers.redact import HIDDEN, redacted
 from novarl.observe.trackers.registry import FILE, Tracking, check, notes, open_trackers
 from novarl.observe.trackers.sink import TRIES, TrackerSink
@@ -193,6 +195,30 @@ def test_a_single_failure_loses_one_record() -> None:
     said = sink.conclude()
     assert said is not None and said.startswith("Tracker fake: 1 of 4 records are missing there: it failed (Connection")
     assert [step for step, _ in fake.rows] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_exit_functions_of_a_tracker_that_was_left_are_not_called(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those of a library that would wait for its own process, forever."""
+    stuck, clock = threading.Event(), Clock()
+    registered: list[Any] = []
+    monkeypatch.setattr(exits, "_register", lambda function, *args, **kwargs: registered.append(function))
+
+    def on(name: str) -> None:
+        if name == "start":
+            atexit.register(print, "bye")
+        elif name == "finish" and hangs:
+            clock.now = 1000.0
+            stuck.wait()
+
+    sink = sink_of(Fake(on), clock=clock)
+    assert (sink.conclude() is None) is not hangs
+    assert len(registered) == (not hangs)
+    atexit.register(print, "of the main thread")
+    assert len(registered) == 1 + (not hangs)
+    stuck.set()
 
 
 def test_closing_prints_what_is_missing_once(capsys: pytest.CaptureFixture[str]) -> None:

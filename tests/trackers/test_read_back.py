@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import signal
 import socket
 import sqlite3
 import struct
@@ -48,6 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ended = finished("rl", *ON_TASK, "steps=2", "log.console=true", "log.samples_every=1", "run_dir=run", *words)
         assert "W&B has no API key, so the run is recorded offline" in ended.out
         assert "are missing there" not in ended.out + ended.err
+        assert "Trackio" not in ended.out and "INFO" not in ended.err  # what libraries print would tear the live line
         yield folder / "run"
 
 
@@ -205,6 +208,43 @@ def test_wandb_without_a_network_is_recorded_offline(tmp_path: Path) -> None:
     assert history(records(tmp_path)) == [{"step": 1, "kl": 0.5}]
     files = [file for file in (tmp_path / "wandb").rglob("*") if file.is_file()]
     assert files and not any(key.encode() in file.read_bytes() for file in files)
+
+
+STOPPED = """
+import os, signal, sys, time
+from pathlib import Path
+import psutil
+from novarl.observe.trackers.registry import Tracking, open_trackers
+
+(sink,) = open_trackers(Tracking(("wandb",), project="q"), Path())
+sink.limit = 2.0
+sink.step(1, {"kl": 0.5})
+while not (found := [p for p in psutil.Process().children(recursive=True) if "wandb" in " ".join(p.cmdline())]):
+    time.sleep(0.1)
+while sink._jobs or sink._deadline is not None:
+    time.sleep(0.1)
+for process in found:
+    process.send_signal(signal.SIGSTOP)
+Path("pids").write_text(" ".join(str(process.pid) for process in found))
+for step in range(2, 3000):
+    sink.step(step, {f"m{number}": 0.5 for number in range(50)})
+print(sink.conclude())
+"""
+
+
+def test_a_process_of_wandb_that_hangs_keeps_nothing_from_ending(tmp_path: Path) -> None:
+    """W&B's own process is stopped in the middle of a run."""
+    environment = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(ROOT)}
+    with (tmp_path / "out").open("w") as out:
+        command = [sys.executable, "-c", STOPPED]
+        try:
+            done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=out, stderr=out, timeout=120)
+        finally:
+            for number in (tmp_path / "pids").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(number), signal.SIGKILL)
+    said = (tmp_path / "out").read_text()
+    assert done.returncode == 0 and "it did not answer in time, and the run ended without it" in said
 
 
 def test_a_resumed_run_goes_on_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

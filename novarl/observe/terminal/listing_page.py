@@ -22,7 +22,7 @@ def render_runs(runs: Sequence[Overview], folder: Path) -> str:
     problems = [run.problem for run in runs if run.problem]
     for problem in problems:
         lines += ["", *wrapped(problem)]
-    count = f"{len(runs)} run{'s' * (len(runs) != 1)} in {folder}. Score: before -> last held-out score."
+    count = f"{len(runs)} run{'s' * (len(runs) != 1)}. Score: before -> last held-out score."
     return "\n".join([*lines, "", *wrapped(count)]) + "\n"
 
 

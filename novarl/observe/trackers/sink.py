@@ -17,6 +17,7 @@ from typing import Any
 
 from novarl.core.errors import visible
 from novarl.observe.sinks.tensorboard import PREFIXES
+from novarl.observe.trackers import exits
 from novarl.observe.trackers.redact import redacted
 from novarl.observe.trackers.tracker import About, Tracker
 
@@ -61,6 +62,7 @@ class TrackerSink:
         self._samples: deque[tuple[Any, ...]] = deque(maxlen=SAMPLES)
         self._deadline: float | None = None
         self._in_a_row = 0
+        self._exits: list[Callable[[], Any]] = []
         self._ending = self._concluded = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
@@ -127,6 +129,8 @@ class TrackerSink:
             self._thread.join(0.02)
             deadline = self._deadline
             left = deadline is not None and self.clock() > deadline
+        if not left:
+            exits.register(self._exits)
         return self._report(left=left)
 
     def _report(self, *, left: bool) -> str | None:
@@ -152,7 +156,11 @@ class TrackerSink:
             self._ready.notify()
 
     def _work(self) -> None:
-        """The thread: everything in order, and the machine's load in between."""
+        with exits.held_back(self._exits):
+            self._everything()
+
+    def _everything(self) -> None:
+        """What the thread does: all jobs in order, and the machine's load in between."""
         started = self._call(lambda: self.tracker.start(self.about), self.limit)
         next_system = self.clock() + SYSTEM_EVERY
         while (job := self._next()) is not None:

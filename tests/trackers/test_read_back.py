@@ -234,7 +234,9 @@ print(sink.conclude())
 
 def test_a_process_of_wandb_that_hangs_keeps_nothing_from_ending(tmp_path: Path) -> None:
     """W&B's own process is stopped in the middle of a run."""
-    environment = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(ROOT)}
+    # Without WANDB_SERVICE, which would lead to the process of the tests before.
+    others = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment = {**others, "WANDB_MODE": "offline", "PYTHONPATH": str(ROOT)}
     with (tmp_path / "out").open("w") as out:
         command = [sys.executable, "-c", STOPPED]
         try:

@@ -27,11 +27,11 @@ class MlflowTracker:
     """One run in MLflow."""
 
     def start(self, about: About) -> None:
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow import entities
         from mlflow.tracking import MlflowClient
 
+        for name in ("mlflow", "alembic"):  # after the import, which sets it
+            logging.getLogger(name).setLevel(logging.WARNING)
         self._entities = entities
         given = os.environ.get("MLFLOW_TRACKING_URI")
         here = Path.cwd()

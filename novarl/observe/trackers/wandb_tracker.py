@@ -42,6 +42,7 @@ class WandbTracker:
         # What W&B collects by itself may hold secrets: the command line, the git remote, the source code.
         hidden = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "save_code": False}
         settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT, **hidden)
+        wandb.setup(settings)  # or it prints what it does with artifacts
         options: dict[str, Any] = {
             "project": about.project,
             "name": about.name,

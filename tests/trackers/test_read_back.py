@@ -184,6 +184,11 @@ def test_not_a_number_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found.data.metrics["bad name_0_"] == 1.0
 
 
+def surroundings() -> dict[str, str]:
+    """The environment of a new process, without WANDB_SERVICE, which would lead to the process of the tests before."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}, "PYTHONPATH": str(ROOT)}
+
+
 UNREACHABLE = """
 import sys
 from pathlib import Path
@@ -201,8 +206,7 @@ assert said is None, said
 def test_wandb_without_a_network_is_recorded_offline(tmp_path: Path) -> None:
     """An API key, and a server that nothing answers for."""
     key = "0123456789abcdef0123456789abcdef01234567"
-    environment = {**os.environ, "WANDB_API_KEY": key, "WANDB_BASE_URL": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT)}
-    environment.pop("WANDB_MODE", None)
+    environment = {**surroundings(), "WANDB_API_KEY": key, "WANDB_BASE_URL": "http://127.0.0.1:9"}
     done = subprocess.run([sys.executable, "-c", UNREACHABLE], cwd=tmp_path, env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert history(records(tmp_path)) == [{"step": 1, "kl": 0.5}]
@@ -234,9 +238,7 @@ print(sink.conclude())
 
 def test_a_process_of_wandb_that_hangs_keeps_nothing_from_ending(tmp_path: Path) -> None:
     """W&B's own process is stopped in the middle of a run."""
-    # Without WANDB_SERVICE, which would lead to the process of the tests before.
-    others = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    environment = {**others, "WANDB_MODE": "offline", "PYTHONPATH": str(ROOT)}
+    environment = {**surroundings(), "WANDB_MODE": "offline"}
     with (tmp_path / "out").open("w") as out:
         command = [sys.executable, "-c", STOPPED]
         try:

@@ -54,7 +54,7 @@ class TrackerSink:
     ) -> None:
         self.name, self.tracker, self.about, self.artifacts = name, tracker, about, artifacts
         self.capacity, self.limit, self.clock = capacity, limit, clock
-        self.received = self.dropped = self.lost = 0
+        self.received = self.dropped = self.stored = 0
         self.error: str | None = None
         self._jobs: deque[tuple[Job, float]] = deque()
         self._ready = threading.Condition()
@@ -134,8 +134,7 @@ class TrackerSink:
         return self._report(left=left)
 
     def _report(self, *, left: bool) -> str | None:
-        waiting = len(self._jobs) + 1 if left else 0
-        missing = self.dropped + self.lost + waiting
+        missing = self.received - self.stored
         if not missing and not left and self.error is None:
             return None
         why = [f"it failed ({self.error})"] if self.error else []
@@ -168,8 +167,8 @@ class TrackerSink:
             if usable and self.clock() >= next_system:
                 next_system = self.clock() + SYSTEM_EVERY
                 self._call(self.tracker.system, self.limit)
-            if job is not _IDLE and not (usable and self._call(*job)):
-                self.lost += 1
+            if job is not _IDLE and usable:
+                self.stored += self._call(*job)
         if started:
             self._call(lambda: self.tracker.finish(self._status), self.limit)
 

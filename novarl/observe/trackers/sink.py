@@ -25,6 +25,8 @@ CAPACITY = 1000
 """Records that may wait."""
 LIMIT = 30.0
 """Seconds that one call of a tracker may take, counted from its beginning, before the end of a run stops waiting."""
+START = 2
+"""How many times as long the first call may take, which imports the library."""
 ARTIFACT_LIMIT = 600.0
 """The same for storing files."""
 TRIES = 3
@@ -160,7 +162,7 @@ class TrackerSink:
 
     def _everything(self) -> None:
         """What the thread does: all jobs in order, and the machine's load in between."""
-        started = self._call(lambda: self.tracker.start(self.about), self.limit)
+        started = self._call(lambda: self.tracker.start(self.about), START * self.limit)
         next_system = self.clock() + SYSTEM_EVERY
         while (job := self._next()) is not None:
             usable = started and self._in_a_row < TRIES

@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup check demo train_smoke train_quick train_full lint format test test-oldest test-newest \
-        certificates oracles test-kill test-real test-trl \
+        certificates oracles test-kill test-real test-trl test-trackers \
         bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks bench-rates \
         bench-rm-ppo bench-reviews bench-kit bench-against bench-trl-callback bench-web dashboard report test-web \
         tensorboard requirements wheel clean
@@ -93,6 +93,20 @@ $(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) --editab
 $(1)/bin/python -m pytest -n 2 --dist worksteal $(ARGS) \
   --deselect tests/packaging/test_packaging.py::test_the_pins_are_what_is_installed_here
 endef
+
+# The trackers live apart: their pins contradict ours (trackio needs an older pillow).
+TRACKERS ?= .venv-trackers
+
+$(TRACKERS)/.installed: tests/trackers/constraints.txt constraints.txt pyproject.toml
+	test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
+	@echo '*' > $(TRACKERS)/.gitignore
+	grep -v '^pillow==' constraints.txt > $(TRACKERS)/pins.txt
+	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(TRACKERS)/pins.txt \
+	  --constraint tests/trackers/constraints.txt --editable '.[track]' pytest hypothesis
+	@touch $@
+
+test-trackers: $(TRACKERS)/.installed ## trackio, W&B and MLflow, offline and read back, in a virtualenv of their own
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(TRACKERS)/bin/python -m pytest tests/trackers $(ARGS)
 
 certificates: $(STAMP) ## every estimator against the exact gradient of expected reward
 	$(PY) -m benchmarks.certificates $(ARGS)

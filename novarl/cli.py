@@ -35,10 +35,17 @@ COMMANDS: dict[str, str] = {
     "demo": "train a small model to sort letters, in under two minutes",
     "watch": "show runs in the browser while they grow: curves, samples, alerts",
     "report": "write a run as one HTML file",
+    "runs": "list the runs in a directory: status, steps, scores",
+    "show": "summarize a run, also while it grows and after it was killed",
+    "compare": "is one run better than another, and how many more samples would settle it",
+    "alerts": "print the alerts and findings of a run",
     "explain": "describe what a configuration would do, without running it",
     "check": "print versions and device, and run one forward pass",
     "import": "turn another library's files into a run directory",
 }
+
+VIEWERS = ("runs", "show", "compare", "alerts")
+"""Commands that only read run directories, with arguments of their own."""
 
 GRAMMAR = """\
 CONFIG is a YAML, TOML or JSON file. key=value pairs override it; the last one
@@ -73,6 +80,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": ("demo", "demo seed=1 steps=48"),
     "watch": ("watch", "watch runs/x runs/y --port 9000"),
     "report": ("report runs/latest", "report runs/x --out x.html"),
+    "runs": ("runs", "runs experiments --json"),
+    "show": ("show runs/latest", "show runs/x --all"),
+    "compare": (
+        "compare runs/a runs/b",
+        "compare runs/grpo-* runs/ppo-*",
+        "compare runs/a0,runs/a1 runs/b0,runs/b1 --detect 0.02",
+        "compare runs/a",
+    ),
+    "alerts": ("alerts runs/latest",),
     "explain": ("explain task=sort algo=ppo", "explain sft configs/sft.yaml epochs=2"),
     "check": ("check",),
     "import": (
@@ -135,7 +151,9 @@ def _dispatch(words: list[str], program: str | None) -> int:
     if flag is not None:
         print(_help(command, rest[flag + 1 : flag + 2], program), end="")
         return 0
-    if command == "explain":
+    if command in VIEWERS:
+        _view(command, rest)
+    elif command == "explain":
         _explain(rest)
     elif command == "check":
         _check(rest)
@@ -234,6 +252,21 @@ def _ran(path: str | None) -> list[str]:
     return [f"This run started on {last['device']} with {last['attention']} attention and {last['modules']} modules."]
 
 
+def _view(command: str, rest: list[str]) -> None:
+    from novarl.observe.terminal.commands import parser_of, show, view
+
+    parser = parser_of(command, COMMANDS[command], _examples(command))
+    show(view(parser, command, rest, _defaults))
+
+
+def _defaults(kind: str) -> dict[str, Any] | None:
+    """The default of every setting of a kind of run; None if there is no such kind."""
+    from novarl.config.keys import keys
+    from novarl.config.tree import TREES
+
+    return {path: key.default for path, key in keys(TREES[kind]).items()} if kind in TREES else None
+
+
 def _check(rest: list[str]) -> None:
     if rest:
         raise NovaError(f"check takes no arguments, got {rest[0][:60]!r}", where="command line", fix="remove it")
@@ -276,6 +309,10 @@ def _examples(command: str) -> str:
 
 def _help(command: str, topic: list[str], program: str | None) -> str:
     """The help of a command; with a `topic`, only that section or key of its configuration."""
+    if command in VIEWERS:
+        from novarl.observe.terminal.commands import parser_of
+
+        return parser_of(command, COMMANDS[command], _examples(command)).format_help()
     from novarl.config.help import key_lines, section_lines
     from novarl.config.tree import TREES
 

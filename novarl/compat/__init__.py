@@ -2,6 +2,7 @@
 
     from novarl.compat import PolicyModel, PPOTrainer, ToyRewardModel, set_seed        # RLHF Systems Kit
     from novarl.compat import AdaptiveKLController, MultiObjectiveOptimizer            # enhanced RL2
+    from novarl.compat import ExperimentTracker                                        # enhanced RL2
 
 docs/compat.md lists what each one is here and how it differs. Importing this package loads neither torch nor
 transformers.
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from novarl.compat.rl2_advantages import (
         compute_advantages_unified as compute_advantages_unified,
     )
+    from novarl.compat.rl2_tracking import (
+        ExperimentConfig as ExperimentConfig,
+        ExperimentTracker as ExperimentTracker,
+    )
 
 _MODULES = {
     "PolicyModel": "kit",
@@ -37,6 +42,8 @@ _MODULES = {
     "ConstraintOptimizer": "rl2",
     "MultiObjectiveOptimizer": "rl2",
     "compute_advantages_unified": "rl2_advantages",
+    "ExperimentConfig": "rl2_tracking",
+    "ExperimentTracker": "rl2_tracking",
 }
 __all__ = sorted(_MODULES)
 

@@ -31,6 +31,7 @@ from novarl.models.heads import refuse_reward_model
 from novarl.models.load import load
 from novarl.observe.sinks.jsonl import JsonlSink
 from novarl.observe.summary import render_summary
+from novarl.run.held_out import write_rows
 from novarl.run.judge import Judge, write_samples
 from novarl.run.lineage import trained_on
 from novarl.run.machine import flush_denormals, start
@@ -140,5 +141,6 @@ def _write(
         bus.event("alert", message=note)
     bus.event("eval", name="after", **found.summary())
     bus.close()
+    write_rows(rundir.path, 0, found)
     write_samples(rundir.path / "samples.md", found.rows)
     rundir.write_json("summary.json", summary)

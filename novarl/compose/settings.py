@@ -7,7 +7,9 @@ from functools import partial
 from novarl.config.base import RunConfig, TrainConfig
 from novarl.config.keys import is_open
 from novarl.config.load import to_dict, to_yaml
+from novarl.config.parts import Log
 from novarl.core.errors import NovaError
+from novarl.observe.trackers.registry import Tracking, check
 from novarl.run.settings import RunSettings
 
 
@@ -30,11 +32,20 @@ def run_settings(config: RunConfig, *, threads: int | None, steps: int | None = 
         keep_best=training is not None and training.keep_best,
         console=log is not None and log.console,
         tensorboard=log is not None and log.tensorboard,
+        tracking=_tracking(config, log),
         values=to_dict(config),
         text=to_yaml(config),
         named_by_user=partial(is_open, tree=type(config)),
         from_python=config.has_objects,
     )
+
+
+def _tracking(config: RunConfig, log: Log | None) -> Tracking:
+    """The trackers of the run. NovaError if the library of one is not installed."""
+    if log is None:
+        return Tracking()
+    check(log.trackers)
+    return Tracking(tuple(log.trackers), log.project, log.run_name, log.artifacts, to_dict(config))
 
 
 def refuse_objects(config: RunConfig, why: str) -> None:

@@ -250,6 +250,14 @@ class Micro(Node):
     """Recompute activations in the backward pass to save memory at the cost of time."""
 
 
+def _listed(value: Any) -> Any:
+    """One name, or several separated by commas, are a list."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+Trackers = Annotated[tuple[Literal["trackio", "wandb", "mlflow"], ...], Field(strict=False), BeforeValidator(_listed)]
+
+
 class Log(Node):
     """What a run reports in addition to metrics.jsonl and events.jsonl."""
 
@@ -257,6 +265,14 @@ class Log(Node):
     """Print progress: a live line in a terminal, plain lines in a pipe."""
     tensorboard: bool = True
     """Write TensorBoard event files to tb/."""
+    trackers: Trackers = ()
+    """Experiment trackers that receive the metrics too: trackio, wandb, mlflow."""
+    project: Text = "novarl"
+    """Project (MLflow: experiment) of the run in the trackers."""
+    run_name: Text | None = None
+    """Name of the run in the trackers. null: the name of run_dir."""
+    artifacts: bool = False
+    """Also store the final model in the trackers."""
 
 
 class RolloutLog(Log):

@@ -2,7 +2,7 @@
 
 runs/<name>/
   config.yaml  manifest.json  summary.json
-  metrics.jsonl  events.jsonl  logs/train.jsonl  tb/  rollouts/
+  metrics.jsonl  events.jsonl  logs/train.jsonl  tb/  rollouts/  evals/
   checkpoints/  reference/  base/  figures/  samples.md
 """
 
@@ -16,6 +16,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +31,7 @@ from novarl.core.version import PACKAGE, VERSION
 FORMAT = 1
 """The version of the run directory's format (docs/run_directory.md)."""
 
-LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts")
+LOGS = ("metrics.jsonl", "events.jsonl", "logs", "tb", "rollouts", "evals")
 """Logs that grow during the run and are truncated to the checkpoint on resume."""
 
 KEPT = ("reference", "base")
@@ -38,9 +39,12 @@ KEPT = ("reference", "base")
 
 FOREIGN = (
     *("manifest.json", *LOGS, "checkpoints", "figures", *KEPT),
-    *("config.yaml", "summary.json", "samples.md", "front.json", "config.json"),
+    *("config.yaml", "summary.json", "samples.md", "front.json", "trackers.json", "config.json"),
 )
 """Files that, without a run's manifest, mark a foreign directory, such as a model."""
+
+LOOKS = 10
+"""Attempts to take the lock: readers hold it for an instant."""
 
 _claims: dict[Path, int | None] = {}
 """The directories claimed by this process, with the lock file if locking is supported."""
@@ -111,7 +115,7 @@ class RunDir:
         number = None
         try:
             number = os.open(place, os.O_RDONLY)
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(number)
         except BlockingIOError:
             assert number is not None
             os.close(number)
@@ -122,6 +126,22 @@ class RunDir:
         _claims[place] = number
         self._claimed = place
         return None
+
+    def is_claimed(self) -> bool:
+        """Whether a process is writing here. Holds a shared lock for an instant, which `claim` waits for."""
+        try:
+            number = os.open(self.path, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no locks on this file system
+            return False
+        finally:
+            os.close(number)
+        return False
 
     def release(self) -> None:
         """Others may write here again."""
@@ -251,6 +271,16 @@ class RunDir:
                 sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path] * path.is_file()
             )
         return found
+
+
+def _lock(number: int) -> None:
+    """Take the exclusive lock of an open file. BlockingIOError if another process holds it, and not just for the
+    instant in which a reader asks whether it is held (`RunDir.is_claimed`)."""
+    for _ in range(LOOKS):
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.02)
+    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _strict(value: Any) -> Any:

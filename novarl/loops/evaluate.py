@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from statistics import fmean, pvariance
 
 from torch import Tensor
@@ -32,6 +33,10 @@ class Evaluation:
     """The 95 % confidence interval of each `pass_at`, over rows."""
     best: tuple[float, tuple[float, float]] | None = None
     """Best-of-k: the mean reward of the samples selected by one of the rewards, and its 95 % interval."""
+    samples: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """The rewards of the k samples of each row, by the row's position."""
+    scores: tuple[tuple[str, float], ...] = ()
+    """The score of each row by its name, where rows are not answered (`rows` is empty)."""
     hypervolume: float | None = None
     """With several objectives: the hypervolume dominated by all evaluations so far."""
 
@@ -115,8 +120,8 @@ def evaluate(
     rewards = [item.reward for item in greedy if item.reward is not None]
     passed: dict[int, list[float]] = {}
     picked: dict[int, Scored] = {}
+    by_prompt: dict[int, list[float]] = defaultdict(list)
     if k > 0:
-        by_prompt: dict[int, list[float]] = defaultdict(list)
         for item in _together(ranks, score(sample(asked, k, temperature))):
             if item.reward is not None:
                 by_prompt[item.rollout.group].append(item.reward)
@@ -140,6 +145,7 @@ def evaluate(
         rows=tuple(greedy),
         pass_interval={size: mean_interval(shares) for size, shares in passed.items()},
         best=(fmean(chosen), mean_interval(chosen)) if chosen else None,
+        samples={group: tuple(values) for group, values in by_prompt.items()},
     )
 
 
@@ -158,4 +164,23 @@ def evaluate_likelihood(
         batch = pack_sequences(rows[begin : begin + batch_size])
         total, tokens = per_trajectory(batch, logprobs(batch).double()), per_trajectory(batch, batch.mask.double())
         means += (total / tokens).tolist()
-    return Evaluation(score=fmean(means), interval=mean_interval(means), n=len(means), pass_at={}, failed=0, rows=())
+    return Evaluation(
+        score=fmean(means),
+        interval=mean_interval(means),
+        n=len(means),
+        pass_at={},
+        failed=0,
+        rows=(),
+        scores=tuple(zip(names_of([row.tokens for row in rows]), means, strict=True)),
+    )
+
+
+def names_of(rows: Sequence[Sequence[int]]) -> list[str]:
+    """A name for each row of tokens that has none: the first 12 hex digits of its SHA-256, numbered if it repeats."""
+    names: list[str] = []
+    seen: Counter[str] = Counter()
+    for tokens in rows:
+        digest = sha256(",".join(map(str, tokens)).encode()).hexdigest()[:12]
+        seen[digest] += 1
+        names.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
+    return names

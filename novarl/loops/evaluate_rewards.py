@@ -60,7 +60,8 @@ def evaluate_rewards(
     if paired:  # each pair in both orders, so that the order does not matter
         probability = torch.cat([probability, 1.0 - probability])
         truth = torch.cat([torch.ones_like(decided), torch.zeros_like(decided)])
-    right = (decided > 0).double().sum().item() + 0.5 * (decided == 0).double().sum().item()
+    correct = (decided > 0).double() + 0.5 * (decided == 0).double()
+    right = correct.sum().item()
     table = calibration.reliability(probability, truth, bins=BINS)
     columns = zip(table.rows.tolist(), table.confidence.tolist(), table.frequency.tolist(), strict=True)
     return RewardEvaluation(
@@ -70,6 +71,7 @@ def evaluate_rewards(
         pass_at={},
         failed=0,
         rows=(),
+        scores=tuple(zip([row.id for row in rows], correct.tolist(), strict=True)),
         auroc=auroc,
         ece=calibration.ece(probability, truth, bins=BINS).item(),
         brier=calibration.brier(probability, truth).item(),

@@ -69,7 +69,22 @@ class RunWriter:
         rows = list(rows)
         for number, row in enumerate(rows):
             _check_columns(row.get("columns") or {}, f"rollouts, answer {number}")
-        folder = self.path / "rollouts"
+        self._write("rollouts", step, rows)
+
+    def evaluation(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the held-out rows of an evaluation after `step`, one mapping per row, as in docs/run_directory.md.
+
+        Raises NovaError for a row without `prompt_id` or `score`.
+        """
+        rows = list(rows)
+        for number, row in enumerate(rows):
+            if missing := [name for name in ("prompt_id", "score") if name not in row]:
+                where, fix = f"evaluation, row {number}", "give every row a prompt_id and a score (or null)"
+                raise NovaError(f"{missing[0]} is missing", where=where, fix=fix)
+        self._write("evals", step, rows)
+
+    def _write(self, kind: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        folder = self.path / kind
         folder.mkdir(exist_ok=True)
         name = folder / f"step-{step:06d}.jsonl"
         text = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows)

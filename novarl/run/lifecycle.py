@@ -26,6 +26,7 @@ from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
 from novarl.models.forward import attention_of, modules_of
 from novarl.models.load import Policy, save
+from novarl.observe.trackers.registry import notes
 from novarl.run.fingerprint import fingerprint
 from novarl.run.interrupts import Interrupts, Stopped
 from novarl.run.machine import flush_denormals, start
@@ -225,13 +226,13 @@ class Run:
                     session.bus.event("alert", message=f"{done}; with steps={phase.steps} there is nothing to train.")
                 judge = training.evaluate if phase.last else None
                 if judge is not None and "before" not in session.facts:
-                    session.note("before", judge())
+                    session.note("before", judge(), phase.state.step)
                 yield from session.follow(phase.loop, phase.state, judge)
                 if phase.last:
                     session.save(phase.state)
                     if judge is not None:
                         found = judge()
-                        session.note("after", found)
+                        session.note("after", found, phase.state.step)
             training.show(session, found)
             status = "done"
         except Stopped:
@@ -268,10 +269,13 @@ class Run:
         session.begin(self._opened, state, manifest, settings.text)
         if session.ranks.rank == 0:
             session.bus.sinks += open_sinks(
-                session.rundir.path, console=settings.console, tensorboard=settings.tensorboard
+                session.rundir.path,
+                console=settings.console,
+                tensorboard=settings.tensorboard,
+                tracking=settings.tracking,
             )
         session.announce(
-            [*self._opened.notes, *policy.notes(), *training.notes],
+            [*self._opened.notes, *policy.notes(), *training.notes, *notes(settings.tracking.names)],
             device=str(device),
             seed=settings.seed,
             model=settings.model,

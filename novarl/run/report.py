@@ -13,16 +13,19 @@ from novarl.observe.sinks.console import ConsoleSink
 from novarl.observe.sinks.jsonl import JsonlSink
 from novarl.observe.sinks.notebook import NotebookSink, in_notebook
 from novarl.observe.sinks.tensorboard import TensorBoardSink
+from novarl.observe.trackers.registry import Tracking, open_trackers
+from novarl.observe.trackers.sink import TrackerSink
 from novarl.run.session import Session
 
 
-def open_sinks(folder: Path, *, console: bool, tensorboard: bool) -> list[Sink]:
+def open_sinks(folder: Path, *, console: bool, tensorboard: bool, tracking: Tracking) -> list[Sink]:
     """The sinks of rank 0. metrics.jsonl and events.jsonl are always written."""
     sinks: list[Sink] = [JsonlSink(folder)]
     if tensorboard:
         sinks.append(TensorBoardSink(folder / "tb"))
     if console:
         sinks.append(NotebookSink() if in_notebook() else ConsoleSink())
+    sinks += open_trackers(tracking, folder)
     return sinks
 
 
@@ -48,7 +51,12 @@ def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
     with session.drawing("the curves"):
         draw(folder)
     paths["figures"] = folder / "figures"
-    return session.summarize({**entries, "paths": {name: str(path) for name, path in paths.items() if path.exists()}})
+    there = {name: str(path) for name, path in paths.items() if path.exists()}
+    summary = session.summarize({**entries, "paths": there})
+    for sink in session.bus.sinks:
+        if isinstance(sink, TrackerSink) and (said := sink.conclude()):
+            session.bus.event("alert", message=said)
+    return summary
 
 
 def check_end(summary: dict[str, Any]) -> dict[str, Any]:

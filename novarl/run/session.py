@@ -31,6 +31,7 @@ from novarl.observe.blame import blame
 from novarl.observe.diagnosis import Finding, cannot_learn, findings
 from novarl.observe.sinks.jsonl import read_lines, read_metrics
 from novarl.observe.summary import rose
+from novarl.run.held_out import write_rows
 from novarl.run.interrupts import Interrupts, Stopped
 from novarl.run.resume import Opened
 
@@ -122,7 +123,9 @@ class Session:
             if whole and "episodes" in record and ("rollouts" in self.facts or state.step == 1):
                 self._count(record)
             if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:
-                record = self._evaluated(record, evaluate())
+                found = evaluate()
+                self._write_rows(state.step, found)
+                record = self._evaluated(record, found)
             reported = self._report(step, record, whole=whole)
             if whole and step == EARLY:
                 for finding in cannot_learn(self._records(), limit=self.limit):
@@ -198,10 +201,15 @@ class Session:
         order, score = self.better
         return score if order == self.order else None
 
-    def note(self, name: str, found: Evaluation) -> None:
-        """Record and report a measurement, "before" or "after"."""
+    def note(self, name: str, found: Evaluation, step: int) -> None:
+        """Record and report a measurement at `step`, named "before" or "after"."""
         self.facts[name] = found.summary()
+        self._write_rows(step, found)
         self.bus.event("eval", name=name, **found.summary())
+
+    def _write_rows(self, step: int, found: Evaluation) -> None:
+        if self.ranks.rank == 0:
+            write_rows(self.rundir.path, step, found)
 
     def _report(self, step: int, record: Record, *, whole: bool) -> Update:
         """Send one update's record to the sinks with its stage times; the last update of a step also has the speed."""

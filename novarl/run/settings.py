@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from novarl.observe.trackers.registry import Tracking
+
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
@@ -27,6 +29,7 @@ class RunSettings:
     keep_best: bool
     console: bool
     tensorboard: bool
+    tracking: Tracking
     values: Mapping[str, Any]
     text: str
     named_by_user: Callable[[str], bool]

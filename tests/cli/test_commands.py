@@ -92,7 +92,7 @@ def test_every_shipped_configuration_says_its_kind_and_runs(file: Path, asked: l
     [
         ("", "usage: novarl"),
         ("rll task=sort", "unknown command 'rll' (did you mean rl?)"),
-        ("r task=sort", "unknown command 'r' (did you mean rm or rl or report?)"),
+        ("r task=sort", "unknown command 'r' (did you mean rm or rl or report or runs?)"),
         ("xyzzy", "the commands are sft, dpo, rm, rl, eval"),
         ("rl", "neither task nor data is given"),
         ("rl nowhere.yaml", "nowhere.yaml: no such configuration file"),

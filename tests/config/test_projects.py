@@ -396,7 +396,7 @@ def test_a_projects_own_command_line(tree: type[Config], project: str, line: str
         (RLConfig, ["reward.remote_url=file.py"], "set reward=file.py:name"),
         (RLConfig, ["reward={remote_url: file.py}"], "set reward=file.py:name"),
         (RLConfig, ["vllm.num_engines=2"], "NovaRL samples with its own inference engine"),
-        (RLConfig, ["logger.wandb.key=x"], "experiment trackers"),
+        (RLConfig, ["logger.wandb.key=x"], "W&B reads its key from WANDB_API_KEY"),
         (RLConfig, ["actor_rollout_ref.actor.fsdp_config.param_offload=true"], "sharded models and offloading"),
         (RLConfig, ["actor_rollout_ref.actor.nothing=true"], "has no equivalent"),
         (

@@ -68,7 +68,7 @@ def test_a_run_under_trls_names_is_the_run_of_the_command_line(tmp_path: Path) -
         ({"num_generation": 4}, "novarl.RL num_generation: unknown key (did you mean num_generations?)"),
         ({"kl": {"coeff": 0.1}}, "novarl.RL kl.coeff: unknown key (did you mean kl.coef?)"),
         ({"per_device_train_batch_size": 4}, "TRL counts completions per device and forward pass"),
-        ({"report_to": "wandb"}, "W&B is not supported yet (set report_to=none or tensorboard)"),
+        ({"report_to": "comet_ml"}, "report_to (NovaRL: log.trackers)"),
         ({"fp16": True}, "fp16: true is not supported: float16 is not supported"),
         ({"num_train_epochs": 2}, "steps sets the length of an RL run"),
         ({"max_steps": 4, "num_iterations": 2, "num_generations": 4}, "TRL counts optimizer updates"),

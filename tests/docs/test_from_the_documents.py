@@ -165,7 +165,7 @@ def test_blocks_of_configuration() -> None:
 
 
 def test_what_is_not_yet_is_refused_by_name() -> None:
-    for word in ("tp_size=2", "memory_optimization.enabled=true", "experiment_tracking.enabled=true", "hyperopt.n=3"):
+    for word in ("tp_size=2", "memory_optimization.enabled=true", "hyperopt.n=3"):
         assert word.partition("=")[0].partition(".")[0] in TEXT or word.startswith("hyperopt")
         with pytest.raises(NovaError, match="not supported yet"):
             load(RLConfig, overrides=["task=sort", word])

@@ -106,6 +106,7 @@ NEUTRAL = [
     "eval.k=2 eval.temperature=0.5 eval.top_k=3 eval.top_p=0.5 eval.min_p=0.1",
     "log.tensorboard=true",
     "log.console=true",
+    "log.project=other log.run_name=first log.artifacts=true",
     "log.rollouts_every=null",
     "log.samples_every=null",
     "rollout.reward_timeout=5",

@@ -44,3 +44,16 @@ def only_element(value: Any) -> Any:
 def separated(value: Any) -> Any:
     """`q_proj,v_proj` is a list; `all-linear` is one word."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) and value != "all-linear" else value
+
+
+def reported(value: Any) -> Any:
+    """TRL's `report_to` without TensorBoard, which is no tracker here."""
+    named = value.split(",") if isinstance(value, str) else value
+    if not isinstance(named, list | tuple):
+        return value
+    return [name for name in (str(item).strip() for item in named) if name not in ("none", "tensorboard")]
+
+
+def reported_to_tensorboard(value: Any) -> bool:
+    """`none` and an empty list turn TensorBoard off."""
+    return value not in ("none", [], ["none"])

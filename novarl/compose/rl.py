@@ -40,7 +40,7 @@ from novarl.loops.stale import stale
 from novarl.loops.state import LoopState, Pending
 from novarl.models.forward import head
 from novarl.models.load import save
-from novarl.observe.diagnosis import low_rate
+from novarl.observe.stability.ending import low_rate
 from novarl.run.fingerprint import fingerprint
 from novarl.run.judge import Judge, write_samples
 from novarl.run.lifecycle import Machine, Phase, Run, Training

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
@@ -13,17 +12,20 @@ from novarl.observe.sinks.console import ConsoleSink
 from novarl.observe.sinks.jsonl import JsonlSink
 from novarl.observe.sinks.notebook import NotebookSink, in_notebook
 from novarl.observe.sinks.tensorboard import TensorBoardSink
+from novarl.observe.stability.monitor import Monitor
 from novarl.run.session import Session
 
 
-def open_sinks(folder: Path, *, console: bool, tensorboard: bool) -> list[Sink]:
-    """The sinks of rank 0. metrics.jsonl and events.jsonl are always written."""
+def open_sinks(session: Session, *, console: bool, tensorboard: bool) -> list[Sink]:
+    """The sinks of rank 0. metrics.jsonl and events.jsonl are always written, and alerts are always raised. The monitor
+    is last, so that its alerts follow the metrics that raised them."""
+    folder = session.rundir.path
     sinks: list[Sink] = [JsonlSink(folder)]
     if tensorboard:
         sinks.append(TensorBoardSink(folder / "tb"))
     if console:
         sinks.append(NotebookSink() if in_notebook() else ConsoleSink())
-    return sinks
+    return [*sinks, Monitor(folder, session.bus.event, limit=lambda: session.limit)]
 
 
 def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,14 +28,12 @@ from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
 from novarl.observe.blame import blame
-from novarl.observe.diagnosis import Finding, cannot_learn, findings
 from novarl.observe.sinks.jsonl import read_lines, read_metrics
+from novarl.observe.stability.ending import Finding, findings
 from novarl.observe.summary import rose
 from novarl.run.interrupts import Interrupts, Stopped
 from novarl.run.resume import Opened
 
-EARLY = 5
-"""The step after which a run without a learning signal prints a warning."""
 _RSS_PER_MB = 1024**2 if sys.platform == "darwin" else 1024
 """The kernel reports resident memory in bytes on macOS, in KiB elsewhere."""
 Snapshot = Callable[[], dict[str, Any]]
@@ -124,9 +122,6 @@ class Session:
             if whole and evaluate is not None and self.eval_every and state.step % self.eval_every == 0:
                 record = self._evaluated(record, evaluate())
             reported = self._report(step, record, whole=whole)
-            if whole and step == EARLY:
-                for finding in cannot_learn(self._records(), limit=self.limit):
-                    self.bus.event("alert", message=f"{finding.said}. {finding.cure}.")
             if whole and (self._best() is not None or (self.save_every and state.step % self.save_every == 0)):
                 self.save(state)
             if any(self.ranks.gather(self.interrupts.wanted)):

@@ -21,7 +21,7 @@ import torch
 from novarl.core import collector
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoints
-from novarl.core.errors import visible
+from novarl.core.errors import NotFinite, visible
 from novarl.core.rundir import FORMAT, RunDir, environment
 from novarl.core.types import Record, Update
 from novarl.distributed.ranks import Ranks
@@ -30,6 +30,8 @@ from novarl.loops.state import LoopState
 from novarl.observe.blame import blame
 from novarl.observe.sinks.jsonl import read_lines, read_metrics
 from novarl.observe.stability.ending import Finding, findings
+from novarl.observe.stability.monitor import alert_fields
+from novarl.observe.stability.rules import RULES
 from novarl.observe.summary import rose
 from novarl.run.interrupts import Interrupts, Stopped
 from novarl.run.resume import Opened
@@ -113,7 +115,7 @@ class Session:
     ) -> Iterator[Update]:
         """Yield each record of a loop after reporting it, and evaluating and saving if due. Raises Stopped."""
         self.step_seconds = 0.0 if state.pending is None else math.nan
-        for record in loop:
+        for record in self._watched(loop, state):
             whole = state.pending is None
             step = state.step if whole else state.step + 1
             record = {**record, "update": float(state.update)}
@@ -129,6 +131,15 @@ class Session:
                 self.stop_at(state)
                 raise Stopped
             yield reported
+
+    def _watched(self, loop: Iterator[Record], state: LoopState) -> Iterator[Record]:
+        """The records of a loop. A number that is not finite ends it with an alert, since its update has no record."""
+        try:
+            yield from loop
+        except NotFinite as error:
+            what = error.what[:1].upper() + error.what[1:]
+            self.bus.event("alert", **alert_fields(RULES["nan"].alert(what, state.step + 1)))
+            raise
 
     def stop_at(self, state: LoopState) -> None:
         """Record where the run was stopped."""

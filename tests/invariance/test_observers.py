@@ -50,7 +50,7 @@ def test_watching_changes_nothing(words: list[str], tmp_path: Path, capsys: pyte
     # First of all: they did watch.
     assert "reward" in shown and "reward" not in silent
     assert files(on / "tb") and not (off / "tb").exists()
-    assert len(files(on / "rollouts")) == 4 and not (off / "rollouts").exists()
+    assert len(files(on / "rollouts")) == 6 and not (off / "rollouts").exists()
     kinds = [line["kind"] for line in little_run.lines(on / "events.jsonl")]
     assert kinds.count("sample") == 2
     # And the run did learn.

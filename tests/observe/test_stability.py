@@ -72,7 +72,7 @@ FAULTS: dict[str, Records] = {
     "always_cut": from_step(1, healthy(), truncated_fraction=1.0),
     "no_gradient": from_step(1, flat(), grad_norm=0.0),
     "nan": from_step(20, healthy(), grad_norm=math.nan),
-    "kl_explosion": from_step(20, healthy(), kl=0.2),
+    "kl_explosion": from_step(20, healthy(), kl=0.5),
     "entropy_collapse": from_step(20, flat(), entropy=0.005),
     "entropy_rise": from_step(20, flat(), entropy=2.0),
     "gradient_spike": from_step(40, healthy(), grad_norm=80.0),
@@ -100,12 +100,16 @@ def test_a_fault_raises_its_own_alert_once(fault: str) -> None:
     assert alerts[0].message == f"{alerts[0].evidence}. {alerts[0].fix}."
 
 
-@pytest.mark.parametrize("fault", ["entropy_collapse", "dead_groups", "reward_variance_collapse"])
+@pytest.mark.parametrize("fault", ["entropy_collapse", "reward_variance_collapse"])
 def test_a_policy_that_has_learnt_its_task_is_not_ill(fault: str) -> None:
-    assert (
-        names([record | {"reward_mean": min(1.0, 0.2 + place / 20)} for place, record in enumerate(FAULTS[fault])])
-        == []
-    )
+    assert names([one | {"reward_mean": min(1.0, 0.2 + place / 20)} for place, one in enumerate(FAULTS[fault])]) == []
+
+
+def test_groups_that_die_slowly_while_the_reward_rises_have_learnt_their_task() -> None:
+    groups = [min(8.0, 3.0 + place // 5) for place in range(40)]
+    slowly = [one | {"zero_variance_groups": dead} for one, dead in zip(flat(), groups, strict=True)]
+    assert names(slowly) == ["dead_groups"]
+    assert names([one | {"reward_mean": min(1.0, 0.2 + place / 20)} for place, one in enumerate(slowly)]) == []
 
 
 def test_one_large_update_of_a_small_batch_is_no_explosion() -> None:
@@ -118,7 +122,7 @@ def test_one_large_update_of_a_small_batch_is_no_explosion() -> None:
 
 
 def test_the_distance_to_a_reference_counts_only_with_a_reference() -> None:
-    records = from_step(20, healthy(), kl_to_ref=3.0)
+    records = from_step(20, healthy(), kl_to_ref=5.0)
     assert names(records) == []
     assert names([record | {"kl_sequence": 1.0} for record in records]) == ["kl_explosion"]
 
@@ -139,8 +143,8 @@ def test_reward_noise_is_not_a_gain_that_hides_a_collapse() -> None:
 
 @pytest.mark.parametrize("cut", [5, 11, 30, 70])
 def test_a_saved_watch_goes_on_with_the_same_alerts(cut: int) -> None:
-    again = [record | {"step": record["step"] + 40} for record in from_step(35, healthy(), kl=0.2)]
-    records = from_step(10, healthy(20), kl=0.2) + healthy(20) + again
+    again = [record | {"step": record["step"] + 40} for record in from_step(35, healthy(), kl=0.5)]
+    records = from_step(10, healthy(20), kl=0.5) + healthy(20) + again
     straight, one, other = Watch(), Watch(), Watch()
     whole = _fed(straight, records)
     assert len(whole) >= 2

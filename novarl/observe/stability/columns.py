@@ -27,7 +27,6 @@ class Columns:
     """The sampled tokens of a step, [N] each, in order; `row` says which sequence a token belongs to.
 
     behavior   log-probability under the sampler; learner: under the learner before the step's first update
-    again      the learner's second evaluation, at the token's first update; empty if there was one only
     entropy    of the learner's distribution; reference: log-probability under the reference; empty if unknown
     context    equal numbers where the token and everything before it are equal
     place      the token's position in its answer, from 0
@@ -38,7 +37,6 @@ class Columns:
     place: NDArray[np.int64]
     behavior: Floats
     learner: Floats
-    again: Floats
     entropy: Floats
     reference: Floats
     context: NDArray[np.int64]
@@ -65,13 +63,12 @@ def step_columns(stem: Path) -> Columns | None:
     def column(name: str) -> Floats:
         return batch[name][:end][mask].astype(np.float64) if name in batch else np.empty(0)
 
-    old, now = column("old_logp"), column("logp")
+    old = column("old_logp")
     return Columns(
         row=row[mask],
         place=(batch["position_ids"][:end] - prompt[row])[mask].astype(np.int64),
         behavior=column("behavior_logp"),
-        learner=old if old.size else now,
-        again=now if old.size else np.empty(0),
+        learner=old if old.size else column("logp"),
         entropy=column("entropy"),
         reference=column("ref_logp"),
         context=_contexts(batch["tokens"][:end], bounds[: kept + 1])[mask],
@@ -99,14 +96,11 @@ def row_columns(rows: Sequence[RolloutRow]) -> Columns | None:
             same = (hash(same), mark)
             contexts.append(known.setdefault(same, len(known)))
     lengths = [len(row.old_logp) for row in held]
-    logp = column("logp")
-    different = logp.size and any(row.logp != row.old_logp for row in held)
     return Columns(
         row=np.repeat(np.arange(len(held)), lengths),
         place=np.concatenate([np.arange(length) for length in lengths]),
         behavior=column("behavior_logp"),
         learner=column("old_logp"),
-        again=logp if different else np.empty(0),
         entropy=column("entropy"),
         reference=column("ref_logp"),
         context=np.asarray(contexts, dtype=np.int64),

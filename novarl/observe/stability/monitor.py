@@ -29,7 +29,7 @@ class Monitor:
 
     def step(self, step: int, record: Mapping[str, float]) -> None:
         for alert in self._add(step, record):
-            self.emit("alert", **fields(alert))
+            self.emit("alert", **alert_fields(alert))
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         if kind != "phase":
@@ -59,7 +59,7 @@ class Monitor:
         return found
 
 
-def fields(alert: Alert) -> dict[str, str]:
+def alert_fields(alert: Alert) -> dict[str, str]:
     """The fields of an alert's event; the event has the step."""
     return {
         "alert": alert.alert,

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from novarl.observe.stability import faults
 from novarl.observe.stability.columns import Columns, Floats
 from novarl.observe.stability.faults import Setting
 
@@ -31,12 +34,12 @@ class Measured:
     tokens, mean, size, square, middle, largest   their number; mean of d, |d| and d^2; median and maximum of |d|
     above       share of tokens with d above `EXACT`
     noise       learner: spread of its log-probabilities of the same token in the same context; NaN without such tokens
-    again       share of tokens on which two evaluations of the learner agree; NaN with one evaluation
     fit, scale  share of d's variance explained by a rescaled distribution, and the ratio of temperatures
     long, short mean |d| in the rows with the longest prompts and in the others; NaN if all are equally long
     first       mean |d| of the first token of each answer
     base        mean |log mu - log pi_ref|; NaN without a reference
-    move        how far the step's updates moved the policy (kl)
+    move        how far the step's updates moved the policy (kl, summed)
+    fresh       whether no update came before the step
     """
 
     tokens: int
@@ -47,22 +50,36 @@ class Measured:
     largest: float
     above: float
     noise: float
-    again: float
     fit: float
     scale: float
     long: float
     short: float
     first: float
     base: float
-    move: float = math.nan
+    move: float = 0.0
+    fresh: bool = False
 
-    def after(self, move: float) -> Measured:
-        """The same with `move`."""
-        return replace(self, move=move)
+    def beside(self, move: float, *, fresh: bool) -> Measured:
+        """The same with what the metrics say about the step."""
+        return replace(self, move=move, fresh=fresh)
 
 
-EXACT = 1e-4
-"""Nats that rounding in float32 explains (measured: at most 2.5e-5)."""
+EXACT, ROUGH = 1e-4, 0.03
+"""Mean |d| in nats that rounding explains: in float32 (measured: single tokens at most 2.5e-5), and in 16 bits or where
+the precision is not known."""
+
+NEVER, MOST_CUT = 0.002, 3.0
+"""Truncated sampling: at most this share of tokens above 0, and no d below minus this (5 % of the mass kept)."""
+FIT, SCALES = 0.7, (0.4, 2.5)
+"""Temperature: explained share of d's variance, and the ratios of temperatures that are told from other faults."""
+STRONG = 2.0
+"""|d| in nats of a token that belongs to another context or was replaced."""
+JUMP, STILL = 3.0, 0.02
+"""E[d^2] / 2 relative to what updates explain: above `JUMP` times all of them together it has another cause; below
+`STILL` times the last one it is noise."""
+TWICE, WAIT, GROWN = 2, 4, 1.7
+"""Steps that tell stale weights from noise; in runs with adapters, where weights that never arrive look like late ones
+at first; and the growth of |d| in these steps if they never do."""
 
 
 def measure(columns: Columns) -> Measured:
@@ -81,7 +98,6 @@ def measure(columns: Columns) -> Measured:
         largest=float(size.max()),
         above=float((d > EXACT).mean()),
         noise=_noise(columns),
-        again=float((np.abs(columns.learner - columns.again) <= EXACT).mean()) if columns.again.size else math.nan,
         fit=fit,
         scale=scale,
         long=float(size[longest].mean()) if differ else math.nan,
@@ -93,7 +109,70 @@ def measure(columns: Columns) -> Measured:
 
 def judge(history: Sequence[Measured], setting: Setting) -> Named | None:
     """The fault of the last step, if there is one; `history` holds the steps up to it."""
-    return None
+    limit = EXACT if setting.dtype == "float32" else ROUGH
+    now = history[-1]
+    if not now.size > limit and not now.noise > limit:
+        return None
+    d = f"log-probabilities of sampler and learner differ by {now.size:.2g} nats per token"
+    if now.noise > limit:
+        return Named(
+            faults.DROPOUT,
+            f"The learner's log-probabilities of equal tokens in equal contexts differ by {now.noise:.2g} nats",
+        )
+    if now.above <= NEVER and now.mean < -limit and now.largest < MOST_CUT:
+        return Named(
+            faults.TRUNCATED,
+            f"The sampler's log-probability is the higher one of all tokens, by {-now.mean:.2g} nats on average",
+        )
+    if now.long <= limit < now.short:
+        return Named(
+            faults.PADDING,
+            f"The {d} after shorter prompts ({now.short:.2g}), and agree after the longest ({now.long:.1g})",
+        )
+    if now.fit >= FIT and SCALES[0] <= now.scale <= SCALES[1] and abs(now.scale - 1.0) > 0.02:
+        return Named(
+            faults.TEMPERATURE,
+            f"The {d}, as if the learner's temperature were {now.scale:.3g} times the sampler's (fit {now.fit:.0%})",
+        )
+    if setting.lag:
+        return None
+    return _by_history(history, setting, limit, f"The {d}")
+
+
+def _by_history(history: Sequence[Measured], setting: Setting, limit: float, d: str) -> Named | None:
+    """The fault of the last step among those that only its history tells apart."""
+    now, past = history[-1], history[:-1]
+    if now.middle <= limit and now.largest > STRONG:
+        return Named(faults.TEMPLATE, f"{d}: a few tokens by up to {now.largest:.2g}, while half of them agree")
+    bad = 1 + sum(1 for _ in takewhile(lambda step: step.size > limit, reversed(past)))
+    onset, moved = history[-bad], sum(math.sqrt(max(0.0, step.move)) for step in history[:-bad]) ** 2
+    if onset.size > 0.1 and onset.square / 2.0 > JUMP * moved:
+        return Named(faults.TEMPLATE, f"{d}, far more than all updates before explain ({math.sqrt(2.0 * moved):.2g})")
+    if setting.adapters and now.base <= limit:
+        return Named(faults.ADAPTER, f"{d}, and the sampler's are those of the base model (difference {now.base:.1g})")
+    if onset.fresh:
+        return Named(faults.DTYPE, f"{d}, from before the first update")
+    if bad < (WAIT if setting.adapters else TWICE):
+        return None
+    if setting.adapters and now.size > GROWN * onset.size:
+        return Named(faults.ADAPTER, f"{d}, {now.size / onset.size:.0f} times as much as {bad - 1} steps before")
+    share, explained = _explained(history, bad)
+    if share < STILL:
+        return Named(faults.DTYPE, f"{d}, and the last updates are no reason for it: they explain {explained:.2g}")
+    return Named(faults.STALE, f"{d}, about what the last updates explain ({explained:.2g})")
+
+
+def _explained(history: Sequence[Measured], bad: int) -> tuple[float, float]:
+    """(E[d^2] / 2 relative to the updates before it, the median of the last `bad` steps; the mean |d| that
+    they explain in the last one).
+
+    KL of single updates is noisy, so that it counts as at least the median of all.
+    """
+    usual = median(step.move for step in history)
+    before = [max(history[place - 1].move, usual) for place in range(len(history) - bad, len(history)) if place > 0]
+    squares = [step.square / 2.0 for step in history[-len(before) :]]
+    share = median(square / move if move > 0 else math.inf for square, move in zip(squares, before, strict=True))
+    return share, math.sqrt(2.0 * before[-1])
 
 
 def _noise(columns: Columns) -> float:

@@ -18,10 +18,12 @@ from novarl.observe.stability.window import Window
 EARLY = 5
 """Steps after which a run without a learning signal is told so."""
 
-FAR, EXPLODED = 0.1, 1.0
-"""KL of an update in nats per token. The first is ten times the usual maximum: several such updates in a row, or one
-above the second, are an explosion. One update of a small batch may measure more than `FAR`: k3 has a heavy tail."""
-AWAY = 1.5
+FAR = 0.1
+"""KL of an update in nats per token: ten times the usual maximum. One update of a small batch may measure more, since
+k3 has a heavy tail, so that only a whole run is judged by it."""
+ROW, EXPLODED = 0.3, 1.5
+"""While a run goes on: three updates in a row above the first, or one above the second."""
+AWAY = 3.0
 """Distance to the reference in nats per token (`kl_to_ref`), the mean of four updates."""
 
 CERTAIN, UNSURE, RISE = 0.1, 1.5, 0.5
@@ -31,11 +33,12 @@ nats per token) it is diverging."""
 SPIKE, ABOVE = 10.0, 3.0
 """A gradient norm that many times the median, and that many times the maximum, of the updates before."""
 
-DEAD, QUIET = 0.9, 0.05
-"""Share of groups with identical rewards; and standard deviation of the rewards relative to the first steps."""
+DEAD, ALIVE, QUIET = 0.9, 0.6, 0.05
+"""Share of groups with identical rewards in four steps, and in the four before: learning a task raises it slowly. And
+the standard deviation of the rewards relative to the first steps."""
 
-SATURATED = 0.4
-"""Share of clipped tokens, the mean of the last updates."""
+SATURATED = 0.3
+"""Share of clipped tokens in the update of a step that clips most, the mean of three steps."""
 
 DIVERGED = 10.0
 """Value loss relative to the largest of the first updates."""
@@ -68,7 +71,9 @@ def _from_the_start(name: str, window: Window) -> str | None:
         return None
     if window.gained() and not CONDITIONS[name].lasting:
         return None
-    return CONDITIONS[name].evidence(window.recent, window.limit)
+    condition = CONDITIONS[name]
+    held = condition.evidence(window.first, window.limit) is not None
+    return condition.evidence(window.recent, window.limit) if held else None
 
 
 def _not_finite(window: Window) -> str | None:
@@ -80,7 +85,7 @@ def _kl_explosion(window: Window) -> str | None:
     moves = window.last("kl", 3)
     if moves and moves[-1] > EXPLODED:
         return f"The update moved the policy by {moves[-1]:.2g} nats per token (kl); at most 0.01 is usual"
-    if len(moves) == 3 and min(moves) > FAR:
+    if len(moves) == 3 and min(moves) > ROW:
         return f"The last 3 updates moved the policy by {_listed(moves)} nats per token (kl); at most 0.01 is usual"
     away = window.last("kl_to_ref", 4)
     if len(away) == 4 and "kl_sequence" in window.now and fmean(away) > AWAY:
@@ -123,14 +128,16 @@ def _groups(window: Window, count: int) -> list[float]:
 
 
 def _dead_groups(window: Window) -> str | None:
-    shares, spread = _groups(window, 4), [record.get("reward_std", 0.0) for record in window.steps(4)]
+    shares, spread = _groups(window, 8), [record.get("reward_std", 0.0) for record in window.steps(4)]
     alive = [pair for record in window.first if (pair := equal_groups(record)) is not None]
-    if len(shares) < 4 or min(shares) < DEAD or not alive or min(spread) == 0.0:
+    if len(shares) < 8 or min(shares[4:]) < DEAD or not alive or min(spread) == 0.0:
         return None
     before = sum(n for n, _ in alive) / sum(m for _, m in alive)
-    if before >= FLAT or window.gained():
+    if before >= FLAT or (window.gained() and fmean(shares[:4]) > ALIVE):
         return None
-    what = f"{fmean(shares):.0%} of the groups of the last 4 steps have identical rewards, {before:.0%} at the start"
+    what = (
+        f"{fmean(shares[4:]):.0%} of the groups of the last 4 steps have identical rewards, {before:.0%} at the start"
+    )
     return f"{what}; rewards of different prompts still differ"
 
 
@@ -146,10 +153,14 @@ def _variance_collapse(window: Window) -> str | None:
 
 
 def _clip_saturation(window: Window) -> str | None:
-    shares = window.last("clip_fraction", 8)
-    if len(shares) < 8 or fmean(shares[-4:]) <= SATURATED or fmean(shares) <= SATURATED:
+    shares: dict[float, float] = {}
+    for record in window.recent:
+        if (share := record.get("clip_fraction")) is not None:
+            shares[record["step"]] = max(share, shares.get(record["step"], 0.0))
+    last = list(shares.values())[-3:]
+    if len(last) < 3 or fmean(last) <= SATURATED:
         return None
-    return f"{fmean(shares):.0%} of the tokens of the last 8 updates were clipped and have no gradient (clip_fraction)"
+    return f"{fmean(last):.0%} of the tokens of the last 3 steps were clipped and have no gradient (clip_fraction)"
 
 
 def _value_divergence(window: Window) -> str | None:
@@ -238,7 +249,7 @@ TRAINING = (
         "training",
         "Updates are too large: the policy moves to where its samples carry no information",
         ("kl", "kl_to_ref"),
-        f"kl above {EXPLODED:g} in one update or above {FAR:g} in three in a row; or kl_to_ref above {AWAY:g} on the "
+        f"kl above {EXPLODED:g} in one update or above {ROW:g} in three in a row; or kl_to_ref above {AWAY:g} on the "
         "average of four, in runs with a reference",
         "Usual fixes: the default optim.lr, or a third of it; smaller clip.low and clip.high; a larger kl.coef",
         severity="critical",
@@ -283,7 +294,7 @@ TRAINING = (
         "The answers to a prompt all earn the same, although prompts differ",
         ("zero_variance_groups", "groups_kept", "reward_std"),
         f"at least {DEAD:.0%} of the groups in each of four steps, below {FLAT:.0%} at the start, reward_std above 0, "
-        "and the reward did not rise",
+        f"and the reward did not rise or at most {ALIVE:.0%} of the groups were so in the four steps before",
         "Usual fixes: algo=dapo or dynamic_sampling.enabled=true, more responses_per_prompt, a reward that depends on "
         "the answer and not on the prompt alone",
         history=8,
@@ -305,7 +316,7 @@ TRAINING = (
         "training",
         "Most tokens are clipped: too many or too large updates on one rollout",
         ("clip_fraction",),
-        f"above {SATURATED:.0%} on the average of eight updates and of the last four",
+        f"above {SATURATED:.0%} on the average of three steps, each counted by its update that clips most",
         "Usual fixes: fewer updates_per_rollout, a lower optim.lr, larger clip.low and clip.high",
         history=8,
         check=_clip_saturation,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from novarl.observe.stability.alerts import Alert
-from novarl.observe.stability.faults import Setting
+from novarl.observe.stability.faults import PLUMBING, Setting
 from novarl.observe.stability.plumbing import Measured, judge
 from novarl.observe.stability.rules import RULES, TRAINING
 from novarl.observe.stability.window import Record, Window
@@ -42,10 +42,16 @@ class Watch:
     def add_rollouts(self, step: int, measured: Measured) -> list[Alert]:
         """The alerts that the tokens of a step raise. Call it after `add` for the step's updates."""
         moves = [record.get("kl") for record in self.window.recent if record["step"] == float(step)]
-        self.measured = [*self.measured, measured.after(sum(move for move in moves if move is not None))][-HELD:]
+        fresh = self.window.whole and self.window.step_count() == 1
+        measured = measured.beside(sum(move for move in moves if move is not None), fresh=fresh)
+        self.measured = [*self.measured, measured][-HELD:]
         named = judge(self.measured, self.setting)
-        found = {} if named is None else {named.cause: RULES[named.cause].alert(named.evidence, step)}
-        return self._raised(found, [rule.name for rule in RULES.values() if rule.kind == "plumbing"])
+        names = [rule.name for rule in PLUMBING]
+        if named is None:
+            return self._raised({}, names)
+        # A fault keeps its name until it has cleared, though its signature may change as the policy moves away.
+        cause = next((name for name in names if name in self.active), named.cause)
+        return self._raised({cause: RULES[cause].alert(named.evidence, step)}, names)
 
     def _raised(self, found: Mapping[str, Alert], names: Iterable[str]) -> list[Alert]:
         fresh = [alert for name, alert in found.items() if name not in self.active]

@@ -57,13 +57,19 @@ def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_end(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a completed run. NovaError if its last checkpoint could not be written; KeyboardInterrupt if a
-    signal stopped it, after everything is saved."""
+    """The summary of a completed run. NovaError if its last checkpoint could not be written or a guard stopped it;
+    KeyboardInterrupt if a signal stopped it, after everything is saved."""
     if summary["status"] == "unsaved":
         raise NovaError(
             f"the checkpoint of step {summary['steps']} could not be written, so the last updates are lost",
             where=summary.get("paths", {}).get("run_dir"),
             fix="free disk space, then resume from the last checkpoint with resume=auto",
+        )
+    if cause := summary.get("stopped_by"):
+        raise NovaError(
+            f"the guard stopped the run after {summary['stopped_after']}; everything is saved. {cause['evidence']}",
+            where=f"guard.on_alert.{cause['alert']}",
+            fix="docs/stability.md says what to try; resume=auto continues, also with other settings",
         )
     if summary["status"] == "stopped":
         raise KeyboardInterrupt(f"stopped after {summary['stopped_after']}; everything is saved")

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from novarl.control.guards import AlarmGuard, Raised
 from novarl.core import collector
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoints
@@ -69,7 +70,11 @@ class Session:
     limit: str = "max_new_tokens"
     """The setting that truncates answers, in words."""
     usual_lr: float | None = None
+    guard: AlarmGuard | None = None
+    """Acts on alerts in the current phase."""
     stopped_after: str | None = None
+    stopped_by: Raised | None = None
+    """The alert for which the guard ended the run."""
     rewound: list[str] = field(default_factory=list)
 
     def begin(
@@ -126,7 +131,8 @@ class Session:
             reported = self._report(step, record, whole=whole)
             if whole and (self._best() is not None or (self.save_every and state.step % self.save_every == 0)):
                 self.save(state)
-            if any(self.ranks.gather(self.interrupts.wanted)):
+            self.stopped_by = None if self.guard is None else self.guard.stop
+            if any(self.ranks.gather(self.interrupts.wanted)) or self.stopped_by is not None:
                 self.save(state)
                 self.stop_at(state)
                 raise Stopped
@@ -280,6 +286,8 @@ class Session:
         summary = {"seconds": round(time.perf_counter() - self.started, 3), **entries}
         if self.stopped_after is not None:
             summary["stopped_after"] = self.stopped_after
+        if self.stopped_by is not None:
+            summary["stopped_by"] = {"alert": self.stopped_by.alert, "evidence": self.stopped_by.evidence}
         if self.ranks.rank == 0:
             self.rundir.write_json("summary.json", summary)
             self.bus.event("summary", **summary)

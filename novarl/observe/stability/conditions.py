@@ -31,14 +31,14 @@ class Condition:
     always: str = ""
     lasting: bool = False
 
-    def evidence(self, records: Iterable[Record], limit: str) -> str | None:
-        """The message, if the condition holds over `records`."""
+    def evidence(self, records: Iterable[Record], limit: str, *, least: float | None = None) -> str | None:
+        """The message, if the condition holds over `records`; `least` replaces its own."""
         records = list(records)
         if self.by_step:
             records = list({record.get("step", place): record for place, record in enumerate(records)}.values())
         counts = [found for record in records if (found := self.count(record)) is not None]
         n, m = (round(sum(column)) for column in zip(*counts, strict=True)) if counts else (0, 0)
-        if m == 0 or n < self.least * m:
+        if m == 0 or n < (self.least if least is None else least) * m:
             return None
         said = self.always if n == m and self.always else self.said
         return said.format(n=f"{n:,}", m=f"{m:,}", limit=limit)

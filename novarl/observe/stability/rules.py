@@ -30,7 +30,7 @@ CERTAIN, UNSURE, RISE = 0.1, 1.5, 0.5
 """Entropy as a fraction of its first values: below the first it has collapsed, above the second (and by at least `RISE`
 nats per token) it is diverging."""
 
-SPIKE, ABOVE = 10.0, 3.0
+SPIKE, ABOVE = 20.0, 5.0
 """A gradient norm that many times the median, and that many times the maximum, of the updates before."""
 
 DEAD, ALIVE, QUIET = 0.9, 0.6, 0.05
@@ -72,8 +72,9 @@ def _from_the_start(name: str, window: Window) -> str | None:
     if window.gained() and not CONDITIONS[name].lasting:
         return None
     condition = CONDITIONS[name]
-    held = condition.evidence(window.first, window.limit) is not None
-    return condition.evidence(window.recent, window.limit) if held else None
+    least = max(DEAD, condition.least) if name == "no_signal" else condition.least
+    held = condition.evidence(window.first, window.limit, least=least) is not None
+    return condition.evidence(window.recent, window.limit, least=least) if held else None
 
 
 def _not_finite(window: Window) -> str | None:
@@ -195,7 +196,8 @@ TRAINING = (
         "setup",
         "Equal rewards: no answer is better than another",
         ("zero_variance_groups", "groups_kept", "reward_std"),
-        f"at least {FLAT:.0%} of all groups have identical rewards, from the start",
+        f"at least {DEAD:.0%} of all groups have identical rewards, from the start; {FLAT:.0%} at the end of a run "
+        "whose score did not rise",
         "Inspect the answers in rollouts/. Usual fixes: an easier task, a reward with partial credit, supervised "
         "training first (warmup=N on a built-in task, or novarl sft), or more responses_per_prompt",
         history=EARLY,
@@ -345,6 +347,11 @@ TRAINING = (
     ),
 )
 """Alerts about metrics, in the order in which they are reported."""
+
+READ = frozenset(
+    {name for rule in TRAINING for name in rule.reads} | {"step", "episodes", "groups_dropped", "kl_sequence"}
+)
+"""Every metric that a rule reads."""
 
 RULES = {rule.name: rule for rule in (*TRAINING, *PLUMBING)}
 """Every alert by name."""

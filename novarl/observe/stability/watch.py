@@ -8,7 +8,7 @@ from typing import Any
 from novarl.observe.stability.alerts import Alert
 from novarl.observe.stability.faults import PLUMBING, Setting
 from novarl.observe.stability.plumbing import Measured, judge
-from novarl.observe.stability.rules import RULES, TRAINING
+from novarl.observe.stability.rules import READ, RULES, TRAINING
 from novarl.observe.stability.window import Record, Window
 
 CLEAR = 10
@@ -30,7 +30,7 @@ class Watch:
 
     def add(self, step: int, record: Record) -> list[Alert]:
         """The alerts that the metrics of an update raise."""
-        self.window.add({**record, "step": float(step)})
+        self.window.add({name: value for name, value in record.items() if name in READ} | {"step": float(step)})
         found = {}
         for rule in TRAINING:
             if rule.check is not None and self.window.updates >= rule.history:
@@ -63,6 +63,11 @@ class Watch:
                 if self.active[name] >= CLEAR:
                     del self.active[name]
         return fresh
+
+    @property
+    def holding(self) -> list[str]:
+        """The alerts whose condition held at the last call."""
+        return [name for name, since in self.active.items() if since == 0]
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs to go on with the same alerts about metrics."""

@@ -246,11 +246,12 @@ def _faster_critic(stages: Stages, onset: int, seed: int) -> Stages:
 
 
 def _drawn_in(stages: Stages, onset: int, seed: int) -> Stages:
-    """Rewards of a coin and a penalty on entropy: the policy becomes certain of nothing that pays."""
-    fixed = stages.governor.entropy
+    """Rewards of a coin, a penalty on entropy and a larger rate: the policy becomes certain of what does not pay."""
+    fixed, optimizer = stages.governor.entropy, stages.learner.optimizer
 
     def act() -> None:
-        fixed.coef = -5.0  # type: ignore[misc]
+        optimizer.settings = replace(optimizer.settings, lr=optimizer.settings.lr * 2)
+        fixed.coef = -20.0  # type: ignore[misc]
 
     return _once(_scored(_coin)(stages, onset, seed), onset, act)
 
@@ -332,7 +333,7 @@ WIDEST = 14
 TRAINING = (
     Fault("constant_reward", "no_signal", "training", stages=_scored(lambda *_: 0.5), onset=1, steps=8),
     Fault("lr_x300", "kl_explosion", "training", stages=_faster(300.0), steps=14),
-    Fault("entropy_penalty", "entropy_collapse", "training", stages=_drawn_in),
+    Fault("entropy_penalty", "entropy_collapse", "training", stages=_drawn_in, steps=40),
     Fault("gradient_x100", "gradient_spike", "training", stages=_one_large_gradient, onset=12, steps=14),
     Fault("reward_of_prompt", "dead_groups", "training", stages=_scored(_of_prompt), steps=18),
     Fault("reward_lost", "reward_variance_collapse", "training", stages=_scored(lambda *_: 0.0), steps=18),

@@ -26,9 +26,9 @@ ROW, EXPLODED = 0.3, 1.5
 AWAY = 3.0
 """Distance to the reference in nats per token (`kl_to_ref`), the mean of four updates."""
 
-CERTAIN, UNSURE, RISE = 0.1, 1.5, 0.5
-"""Entropy as a fraction of its first values: below the first it has collapsed, above the second (and by at least `RISE`
-nats per token) it is diverging."""
+CERTAIN, SUNK, UNSURE, RISE = 0.1, 0.25, 1.5, 0.5
+"""Entropy as a fraction of its first values: collapsed at the end of a run below the first; while it goes on, and the
+reward does not rise, below the second; above the third, and by at least `RISE` nats per token, it is diverging."""
 
 SPIKE, ABOVE = 20.0, 5.0
 """A gradient norm that many times the median, and that many times the maximum, of the updates before."""
@@ -101,7 +101,7 @@ def _entropy(window: Window) -> tuple[float, float] | None:
 
 def _entropy_collapse(window: Window) -> str | None:
     found = _entropy(window)
-    if found is None or found[1] >= CERTAIN * found[0] or window.gained():
+    if found is None or found[1] >= SUNK * found[0] or window.gained():
         return None
     return f"The entropy collapsed from {found[0]:.2g} to {found[1]:.2g} nats per token, and the reward did not rise"
 
@@ -262,7 +262,7 @@ TRAINING = (
         "training",
         "The policy became certain of answers that earn no more",
         ("entropy", "reward_mean"),
-        f"the mean of four updates is below {CERTAIN:.0%} of the first four, and the reward did not rise",
+        f"the mean of four updates is below {SUNK:.0%} of the first four, and the reward did not rise",
         "Usual fixes: a lower optim.lr, entropy.coef or kl.type=loss; start again from an earlier checkpoint",
         history=8,
         severity="critical",

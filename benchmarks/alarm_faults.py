@@ -217,7 +217,7 @@ def _of_prompt(rollout: Rollout, reward: float, step: int) -> float:
 
 
 def _length(rollout: Rollout, reward: float, step: int) -> float:
-    return float(len(rollout.text)) / 8.0
+    return float(len(rollout.text) - 5)
 
 
 def _once(stages: Stages, onset: int, act: Callable[[], None]) -> Stages:
@@ -234,6 +234,11 @@ def _faster(factor: float) -> Callable[[Stages, int, int], Stages]:
         return _once(stages, onset, act)
 
     return inject
+
+
+def _length_pays(stages: Stages, onset: int, seed: int) -> Stages:
+    """Longer answers earn more, and a larger rate shows it sooner."""
+    return _faster(4.0)(_scored(_length)(stages, onset, seed), onset, seed)
 
 
 def _faster_critic(stages: Stages, onset: int, seed: int) -> Stages:
@@ -339,7 +344,7 @@ TRAINING = (
     Fault("reward_lost", "reward_variance_collapse", "training", stages=_scored(lambda *_: 0.0), steps=18),
     Fault("clip_closed", "clip_saturation", "training", stages=_clipped, families=PPO, steps=18),
     Fault("critic_lr_x300", "value_divergence", "training", stages=_faster_critic, families=("ppo",)),
-    Fault("length_pays", "length_drift", "training", stages=_scored(_length), steps=40),
+    Fault("length_pays", "length_drift", "training", stages=_length_pays, steps=40),
     Fault("nan_gradient", "nan", "training", stages=_not_a_number, steps=12),
 )
 

@@ -42,12 +42,12 @@ def main() -> int:
     parser.add_argument("--fault", nargs="+", default=[HEALTHY, *FAULTS], choices=[HEALTHY, *FAULTS])
     parser.add_argument("--runs", type=int, default=20, help="runs of each fault and algorithm")
     parser.add_argument("--healthy", type=int, default=50, help="healthy runs of each algorithm")
-    parser.add_argument("--quick", action="store_true", help="2 runs of each fault and 3 healthy ones")
+    parser.add_argument("--quick", action="store_true", help="1 run of each fault and 2 healthy ones")
     parser.add_argument("--tune", action="store_true", help="seeds 0 to 9, printed and not written to docs/")
     parser.add_argument("--at-once", type=int, default=2, help="processes")
     parser.add_argument("--fresh", action="store_true", help="forget the runs that are there already")
     arguments = parser.parse_args()
-    runs, healthy = (2, 3) if arguments.quick else (arguments.runs, arguments.healthy)
+    runs, healthy = (1, 2) if arguments.quick else (arguments.runs, arguments.healthy)
     if arguments.tune:
         runs, healthy = min(runs, 10), min(healthy, 10)
     first = TUNED if arguments.tune else REPORTED

@@ -59,9 +59,10 @@ class Monitor:
         return found
 
 
-def alert_fields(alert: Alert) -> dict[str, str]:
-    """The fields of an alert's event; the event has the step."""
+def alert_fields(alert: Alert) -> dict[str, str | int]:
+    """The fields of an alert's event."""
     return {
+        "step": alert.step,
         "alert": alert.alert,
         "severity": alert.severity,
         "cause": alert.cause,

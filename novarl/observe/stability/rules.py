@@ -33,9 +33,9 @@ reward does not rise, below the second; above the third, and by at least `RISE` 
 SPIKE, ABOVE = 20.0, 5.0
 """A gradient norm that many times the median, and that many times the maximum, of the updates before."""
 
-DEAD, ALIVE, QUIET = 0.9, 0.6, 0.05
-"""Share of groups with identical rewards in four steps, and in the four before: learning a task raises it slowly. And
-the standard deviation of the rewards relative to the first steps."""
+DEAD, APART, QUIET = 0.9, 0.5, 0.05
+"""Share of groups with identical rewards. And standard deviations of the rewards relative to the first steps: where
+prompts differ by more than `APART`, equal groups are not those of a task that was learnt."""
 
 SATURATED = 0.3
 """Share of clipped tokens in the update of a step that clips most, the mean of three steps."""
@@ -129,16 +129,15 @@ def _groups(window: Window, count: int) -> list[float]:
 
 
 def _dead_groups(window: Window) -> str | None:
-    shares, spread = _groups(window, 8), [record.get("reward_std", 0.0) for record in window.steps(4)]
+    shares, spread = _groups(window, 4), [record.get("reward_std", 0.0) for record in window.steps(4)]
     alive = [pair for record in window.first if (pair := equal_groups(record)) is not None]
-    if len(shares) < 8 or min(shares[4:]) < DEAD or not alive or min(spread) == 0.0:
+    if len(shares) < 4 or min(shares) < DEAD or not alive or max(spread) == 0.0:
         return None
     before = sum(n for n, _ in alive) / sum(m for _, m in alive)
-    if before >= FLAT or (window.gained() and fmean(shares[:4]) > ALIVE):
+    apart = fmean(spread) >= APART * fmean(window.early("reward_std", 4) or [0.0])
+    if before >= FLAT or (window.gained() and not apart):
         return None
-    what = (
-        f"{fmean(shares[4:]):.0%} of the groups of the last 4 steps have identical rewards, {before:.0%} at the start"
-    )
+    what = f"{fmean(shares):.0%} of the groups of the last 4 steps have identical rewards, {before:.0%} at the start"
     return f"{what}; rewards of different prompts still differ"
 
 
@@ -296,7 +295,7 @@ TRAINING = (
         "The answers to a prompt all earn the same, although prompts differ",
         ("zero_variance_groups", "groups_kept", "reward_std"),
         f"at least {DEAD:.0%} of the groups in each of four steps, below {FLAT:.0%} at the start, reward_std above 0, "
-        f"and the reward did not rise or at most {ALIVE:.0%} of the groups were so in the four steps before",
+        f"and the reward did not rise, or reward_std is still at least {APART:.0%} of the first",
         "Usual fixes: algo=dapo or dynamic_sampling.enabled=true, more responses_per_prompt, a reward that depends on "
         "the answer and not on the prompt alone",
         history=8,

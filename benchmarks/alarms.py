@@ -65,7 +65,7 @@ def main() -> int:
             waiting = [pool.submit(run, start, Path(scratch), *key) for key in wanted if key not in kept.runs]
             for done in as_completed(waiting):
                 kept.add(done.result())
-    found = [kept.runs[key] for key in wanted]
+    found = list(kept.runs.values())
     body = page(found)
     if arguments.tune:
         print(body)

@@ -114,6 +114,12 @@ def test_equal_groups_of_a_task_that_was_learnt_are_not_dead() -> None:
     assert names([one | {"reward_std": 0.45 - place / 100} for place, one in enumerate(rising)]) == []
 
 
+def test_a_critic_that_begins_before_the_first_reward_has_not_diverged() -> None:
+    silent = from_step(1, healthy(), value_loss=0.0)[:10] + healthy()[10:]
+    assert names(silent) == []
+    assert names(from_step(20, silent, value_loss=50.0)) == ["value_divergence"]
+
+
 def test_one_large_update_of_a_small_batch_is_no_explosion() -> None:
     records = healthy()
     records[0]["kl"] = records[10]["kl"] = 0.3

@@ -13,7 +13,7 @@ from statistics import fmean, median
 from novarl.observe.stability.alerts import Rule
 from novarl.observe.stability.conditions import CONDITIONS, FLAT, equal_groups
 from novarl.observe.stability.faults import PLUMBING
-from novarl.observe.stability.window import Window
+from novarl.observe.stability.window import RECENT, Window
 
 EARLY = 5
 """Steps after which a run without a learning signal is told so."""
@@ -165,9 +165,13 @@ def _clip_saturation(window: Window) -> str | None:
 
 def _value_divergence(window: Window) -> str | None:
     before, after = window.early("value_loss"), window.last("value_loss", 3)
-    if len(before) < 8 or len(after) < 3 or min(after) <= DIVERGED * max(before):
+    if len(before) < 8 or len(after) < 3:
         return None
-    times = f"{min(after) / max(before):.0f} times its largest value in the first {len(before)} updates"
+    # While all rewards are 0, so is the loss of an untrained critic: it counts as at least the variance of the rewards.
+    usual = max(*before, *(spread**2 / 2.0 for spread in (0.0, *window.last("reward_std", RECENT))))
+    if usual == 0.0 or min(after) <= DIVERGED * usual:
+        return None
+    times = f"{min(after) / usual:.0f} times its largest value in the first {len(before)} updates"
     return f"The value loss rose to {min(after):.3g}, {times} (value_loss)"
 
 

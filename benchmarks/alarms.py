@@ -59,12 +59,9 @@ def main() -> int:
         if number < (healthy if fault == HEALTHY else runs) and _occurs(fault, algo)
     ]
     kept = _Results(None if arguments.tune else report.RESULTS / "alarms.json", fresh=arguments.fresh)
-    with tempfile.TemporaryDirectory() as scratch:
-        start = _start(Path(scratch))
-        with ProcessPoolExecutor(arguments.at_once, mp_context=get_context("spawn")) as pool:
-            waiting = [pool.submit(run, start, Path(scratch), *key) for key in wanted if key not in kept.runs]
-            for done in as_completed(waiting):
-                kept.add(done.result())
+    missing = [key for key in wanted if key not in kept.runs]
+    if missing:
+        _run_all(missing, kept, at_once=arguments.at_once)
     found = list(kept.runs.values())
     body = page(found)
     if arguments.tune:
@@ -72,6 +69,14 @@ def main() -> int:
     else:
         report.write("alarms", "How often alerts are right", body, {"runs": list(kept.runs.values())})
     return 0
+
+
+def _run_all(missing: Sequence[tuple[str, str, int]], kept: _Results, *, at_once: int) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        start = _start(Path(scratch))
+        with ProcessPoolExecutor(at_once, mp_context=get_context("spawn")) as pool:
+            for done in as_completed([pool.submit(run, start, Path(scratch), *key) for key in missing]):
+                kept.add(done.result())
 
 
 class _Results:

@@ -204,6 +204,7 @@ def _introduction(found: Sequence[Mapping[str, Any]]) -> str:
         "plumbing fault is named correctly if the first plumbing alert is its own. Thresholds were tuned on other "
         "seeds."
     )
+    text += " Reward hacking has no alert of its own, and no rate here."
     if least < 20 or healthy < 200:
         text += (
             "\n\n**This is a small sample.** The targets are 95 % right, with 20 runs of each fault and algorithm, and "

@@ -25,7 +25,8 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: help setup check demo train_smoke train_quick train_full lint format test test-oldest test-newest \
         certificates oracles test-kill test-real test-trl test-trackers \
         bench bench-smoke bench-learning bench-vineppo bench-controllers bench-recipes bench-tasks bench-rates \
-        bench-rm-ppo bench-reviews bench-kit bench-against bench-trl-callback bench-web dashboard report test-web \
+        bench-rm-ppo bench-reviews bench-kit bench-against bench-trl-callback bench-web bench-alarms \
+        dashboard report test-web \
         tensorboard requirements wheel clean
 
 help: ## this list
@@ -200,6 +201,9 @@ bench-learning: $(STAMP) ## every algorithm lifts a held-out split, over three s
 
 bench-vineppo: $(STAMP) ## values by continuations against values by a critic, five seeds
 	$(PY) -m benchmarks.vineppo $(ARGS)
+
+bench-alarms: $(STAMP) ## faults put into runs of every algorithm: are alerts right, late, false? hours; a sample: ARGS=--quick
+	$(PY) -m benchmarks.alarms $(ARGS)
 
 bench-controllers: $(STAMP) ## KL controllers, constraints and several objectives on real runs
 	$(PY) -m benchmarks.controllers $(ARGS)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from novarl.compose.chat import date_facts, date_notes
-from novarl.compose.govern import build_front
+from novarl.compose.govern import build_alarm_guard, build_front, check_alarm_guard
 from novarl.compose.lora import adapt, adapter_state, check_adaptable, keep_base, model_source
 from novarl.compose.overlap import FarSampler
 from novarl.compose.parts import Parts
@@ -38,7 +38,7 @@ from novarl.loops.online import Stages, online
 from novarl.loops.stale import stale
 from novarl.loops.state import LoopState, Pending
 from novarl.models.forward import head
-from novarl.observe.diagnosis import low_rate
+from novarl.observe.stability.ending import low_rate
 from novarl.run.fingerprint import fingerprint
 from novarl.run.judge import Judge, write_samples
 from novarl.run.lifecycle import Machine, Phase, Run, Training
@@ -94,6 +94,7 @@ class RLTraining(Training):
         if state is not None:
             check_reference_is_there(config, plan, opened.rundir, state)
         check_adaptable(config, policy)
+        check_alarm_guard(config)
         if plan.algorithm.values == "critic":
             head(policy.model)  # a critic needs hidden states, which a module with logits alone does not give
         self.rows = rows = rl_rows(config, plan.task, policy, max_tokens=plan.max_tokens)
@@ -190,11 +191,13 @@ class RLTraining(Training):
             "learner": stages.learner,
             "governor": stages.governor,
             "supplier": stages.supplier,
+            "guard": stages.guard,
         }
+        session.guard = stages.guard
         if self.state is not None and self.state["phase"] == "rl":
             state.load_state_dict(self.state["loop"])
             for name, part in parts.items():
-                if part is not None:
+                if part is not None and (name in self.state or name != "guard"):  # a guard may be added on resume
                     part.load_state_dict(self.state[name])
 
         def snapshot() -> dict[str, Any]:
@@ -235,6 +238,7 @@ class RLTraining(Training):
             keep=partial(self._keep, session, log),
             keep_measured=partial(self._keep_measured, session, log),
             bus=session.bus,
+            guard=build_alarm_guard(self.config, session),
         )
 
     def _warm_up(self, session: Session) -> Iterator[Phase]:

@@ -17,6 +17,7 @@ from novarl.compose.resolve import RLPlan
 from novarl.compose.suppliers import build_supplier, shared_value
 from novarl.compose.weights import optim_settings
 from novarl.config.tree import RLConfig
+from novarl.control.guards import AlarmGuard
 from novarl.core.bus import Bus
 from novarl.core.types import Batch, Prompt, Record, Rollout, Scored
 from novarl.learn.credit import CreditRule
@@ -40,6 +41,7 @@ def online_stages(
     keep: Callable[[int, Sequence[Scored], Pending], None],
     keep_measured: Callable[[int, Mapping[str, Tensor]], None],
     bus: Bus,
+    guard: AlarmGuard | None,
 ) -> Stages:
     """The stages of the online loop."""
     config, plan, row = parts.config, parts.plan, parts.plan.algorithm
@@ -83,6 +85,7 @@ def online_stages(
         seed=config.seed,
         frozen_steps=config.critic.warmup_steps,
         mask_truncated=config.loss.mask_truncated,
+        guard=guard,
     )
 
 

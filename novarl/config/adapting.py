@@ -64,6 +64,14 @@ class AdaptiveKL(Node):
     """schedule, shape=warmup_cosine: fraction of the run in which the coefficient rises."""
 
 
+class Guard(Node):
+    """What a run does when an alert is raised. docs/stability.md lists the alerts."""
+
+    on_alert: dict[Text, Literal["warn", "stop", "skip"]] = Field(default_factory=dict)
+    """The action for each alert by its name, such as {nan: skip, kl_explosion: stop}. warn: nothing else, the default;
+    stop: save and end the run; skip: undo the update (only nan, kl_explosion and gradient_spike)."""
+
+
 class ConstraintOptimization(Node):
     """Constraints on KL and entropy."""
 

@@ -25,7 +25,7 @@ CONSTRAINTS = {
 def algorithm(config: RLConfig) -> list[str]:
     """Sentences about the algorithm of a run; only about the parts that it uses."""
     parts = (_credit(config), _values(config), _process(config), _loss(config), _correction(config), _kl(config))
-    moving = (_controller(config), _entropy(config), _constraint(config), _objectives(config))
+    moving = (_controller(config), _entropy(config), _constraint(config), _objectives(config), _guard(config))
     return [line for line in (_overlap(config), *parts, *moving) if line]
 
 
@@ -201,6 +201,11 @@ def _constraint(config: RLConfig) -> str | None:
     if section.entropy_fraction is not None:
         bounds.append(f"entropy at least {section.entropy_fraction:g} of its initial value")
     return f"Constraints: {' and '.join(bounds)}, {CONSTRAINTS[section.mode]}."
+
+
+def _guard(config: RLConfig) -> str | None:
+    actions = ", ".join(f"{name}: {action}" for name, action in config.guard.on_alert.items())
+    return f"Actions on alerts: {actions}; all others only warn." if actions else None
 
 
 def _objectives(config: RLConfig) -> str | None:

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from novarl.algos.axes import estimator
-from novarl.config.adapting import AdaptiveKL, ConstraintOptimization, MultiObjective
+from novarl.config.adapting import AdaptiveKL, ConstraintOptimization, Guard, MultiObjective
 from novarl.config.algorithm import KL, Advantage, Clip, Correction, Critic, DynamicSampling, Entropy, Loss, Prime, Vine
 from novarl.config.base import Config, RunConfig, TrainConfig
 from novarl.config.parts import (
@@ -91,6 +91,7 @@ class RLConfig(TrainConfig):
     adaptive_kl: AdaptiveKL = AdaptiveKL()
     constraint_optimization: ConstraintOptimization = ConstraintOptimization()
     multi_objective: MultiObjective = MultiObjective()
+    guard: Guard = Guard()
     dynamic_sampling: DynamicSampling = DynamicSampling()
     fsdp: bool = False
     """Shard weights, gradients and optimizer states over the processes of torchrun, by PyTorch's FSDP2."""

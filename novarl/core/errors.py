@@ -69,6 +69,15 @@ class NovaError(Exception):
         return visible(" ".join(f"{where}{self.what}{fix}".split()))
 
 
+class NotFinite(NovaError):
+    """A gradient or a model's output is NaN or infinite. Weights and moments are those of before the update."""
+
+    def add(self, origin: str) -> None:
+        """Name the place where the number arises."""
+        self.what = f"{self.what}: {origin}"
+        self.args = (self.what,)
+
+
 class LostRank(NovaError):
     """Another process of the run has terminated or does not respond."""
 

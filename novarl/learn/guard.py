@@ -29,7 +29,7 @@ class StepGuard:
 
     def around(self, optimizer: Optimizer, measure: Callable[[], float]) -> tuple[float, float, Record]:
         """Take a guarded step: (gradient norm, learning rate, metrics of the guard)."""
-        before = _Saved(optimizer) if self.mode == "rollback" else None
+        before = Saved(optimizer) if self.mode == "rollback" else None
         norm, rate = optimizer.step()
         if before is None:
             distance = measure()
@@ -64,7 +64,7 @@ def backtrack(measure: Callable[[float], float], limit: float, *, halvings: int 
     return 0.0
 
 
-class _Saved:
+class Saved:
     """The weights and the optimiser's moments before a step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -83,6 +83,13 @@ class _Saved:
         """Set the weights to `fraction` of the step to `after`; exact at both ends."""
         for parameter, start, end in zip(optimizer.parameters.values(), self.weights, after, strict=True):
             parameter.copy_(start if fraction == 0.0 else end if fraction == 1.0 else start.lerp(end, fraction))
+
+    def restore(self, optimizer: Optimizer) -> None:
+        """Undo everything since, as if the step had not been taken; the update count continues."""
+        self.place(optimizer, self.weights, 0.0)
+        self.forget(optimizer)
+        if optimizer.sharding is not None:
+            optimizer.sharding.moved()
 
     def forget(self, optimizer: Optimizer) -> None:
         """Restore the moments, as if the step had not been taken; the update count continues."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from novarl.core.errors import NovaError
+from novarl.core.errors import NotFinite, NovaError
 from novarl.distributed.shard import full, local, norm_of, sharding_of, spread
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -79,12 +79,12 @@ class Optimizer:
     def step(self) -> tuple[float, float]:
         """Clip, update the weights and clear the gradients; returns (gradient norm before clipping, learning rate).
 
-        Raises NovaError if the gradient is not finite.
+        Raises NotFinite if the gradient is not finite.
         """
         gradients = self.gradients()
         norm = norm_of(gradients)
         if not torch.isfinite(norm):
-            raise NovaError(
+            raise NotFinite(
                 f"the gradient of update {self.update} is not finite (norm {norm.item()})",
                 where="optim",
                 fix="lower optim.lr, check the rewards of this step, or use dtype=float32",

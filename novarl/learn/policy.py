@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from novarl.algos import aggregate, off_policy
 from novarl.algos.values import value_loss
+from novarl.core.errors import NotFinite
 from novarl.core.types import Batch, Credit, Record, Scores
 from novarl.distributed.ranks import Ranks
 from novarl.distributed.shard import full
@@ -23,6 +24,7 @@ from novarl.learn.guard import StepGuard
 from novarl.learn.ledger import Ledger
 from novarl.learn.objective import KL_ESTIMATORS, Objective
 from novarl.learn.optim import OptimSettings, put_weights, weights_of
+from novarl.learn.origin import find_origin
 from novarl.learn.plan import per_trajectory, piece, trajectory_of_tokens
 from novarl.learn.scorer import Scorer
 from novarl.models.forward import predicted
@@ -106,7 +108,13 @@ class PolicyLearner:
         if measured is not None:
             measured |= columns
         old = before if scores.old_logp is None else scores.old_logp
-        record = self._step(batch, old)
+        try:
+            record = self._step(batch, old)
+        except NotFinite as error:
+            inputs = {"the advantage": credit.advantage, "old_logp": scores.old_logp, "ref_logp": scores.ref_logp}
+            gradients = dict(zip(self.optimizer.parameters, self.optimizer.gradients(), strict=True))
+            error.add(find_origin(self.scorer, batch, inputs, gradients))
+            raise
         if scores.old_logp is not None or self.objective.correction is not None:
             weights = self.objective.weight(batch, old)
             record["effective_sample_size"] = off_policy.effective_sample_size(weights, batch.mask).item()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from novarl.algos import off_policy
 from novarl.control.governor import Governor
+from novarl.control.guards import AlarmGuard
 from novarl.core.bus import Bus
 from novarl.core.seeds import derive
 from novarl.core.types import Batch, Prompt, Record, Rollout, Scored
@@ -43,7 +44,7 @@ class Stages:
     update; `keep(step, scored, pending)` writes the rollout log before the first update, and sets `pending.measured` if
     the step is logged; `keep_measured(step, measured)` adds what the updates measured. `supplier` provides what credit
     needs besides rewards, and is trained too; for the first `frozen_steps` steps only it is. With `mask_truncated`,
-    truncated answers are not trained on.
+    truncated answers are not trained on. `guard` acts on alerts.
     """
 
     prompts: Sequence[Prompt]
@@ -66,6 +67,7 @@ class Stages:
     frozen_steps: int = 0
     mask_truncated: bool = False
     keep_measured: Callable[[int, Mapping[str, Tensor]], None] | None = None
+    guard: AlarmGuard | None = None
 
 
 def online(state: LoopState, stages: Stages, *, steps: int) -> Iterator[Record]:
@@ -107,18 +109,20 @@ def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
     """Update the policy and the supplier of credit on the next minibatch."""
     part, scores, credit = pending.next()
     record: Record = {}
+    guard, optimizer = stages.guard, stages.learner.optimizer
+    before = None if guard is None else guard.before(optimizer)
     if state.step >= stages.frozen_steps:
         stages.governor.rule(stages.learner)
-        if pending.measured is None:
-            record = stages.learner.update(part, scores, credit)
-        else:
-            measured: dict[str, Tensor] = {}
-            record = stages.learner.update(part, scores, credit, measured=measured)
+        measured: dict[str, Tensor] | None = None if pending.measured is None else {}
+        update = partial(stages.learner.update, part, scores, credit, measured=measured)
+        record = update() if guard is None else guard.attempt(state.step + 1, update, optimizer)
+        if measured is not None:
             pending.note(measured)
         record["staleness"] = off_policy.staleness(part.version, state.update, part.mask).item()
     if stages.supplier is not None:
         record = fitting.joined(record, stages.supplier.learn(part, scores, credit))
-    return record | pending.record
+    record = record | pending.record
+    return record if guard is None else record | guard.judge(state.step + 1, record, optimizer, before)
 
 
 def gather(stages: Stages, play: Play, stream: dict[str, Any], *, step: int, version: int) -> Gathered:

@@ -104,6 +104,12 @@ POLICY = {
         "absent",
         deterministic=False,
     ),
+    "skipped_update": Metric(
+        "1 if a guard undid the update, or did not take it since its gradient is not finite (guard.on_alert)",
+        "share",
+        "down",
+        "0",
+    ),
     "stop_rollout": Metric("1 if a step guard ended the rollout's updates", "share", "down", "0"),
     "kl_std": Metric("standard deviation over t of k3(pi, pi_ref)", "nats/token", healthy="about as large as kl_mean"),
     "kl_penalty": Metric("kl_coef * KL as it enters the loss, the reward or the advantage", "nats", "down"),

@@ -70,11 +70,11 @@ def read_rollouts(stem: Path) -> list[RolloutRow]:
     """The rows of `stem`.jsonl, with the columns of `stem`.safetensors and `stem`.update.safetensors if they exist, or
     those in the lines themselves (`columns`). NovaError if a file is damaged."""
     lines = list(read_lines(Path(f"{stem}.jsonl")))
-    batch = _arrays(Path(f"{stem}.safetensors"))
+    batch = read_arrays(Path(f"{stem}.safetensors"))
     if not batch:
         return [_row(line, line.get("columns") or {}) for line in lines]
     try:
-        trained = _trained(lines, batch | _arrays(Path(f"{stem}.update.safetensors")))
+        trained = _trained(lines, batch | read_arrays(Path(f"{stem}.update.safetensors")))
     except (KeyError, IndexError, ValueError) as error:
         what = f"does not belong to {stem.name}.jsonl ({type(error).__name__}: {error})"
         raise NovaError(what, where=f"{stem}.safetensors", fix="delete it to read the texts alone") from None
@@ -117,7 +117,7 @@ COLUMNS = {
 """The columns of a batch, and their names in a row."""
 
 
-def _arrays(file: Path) -> dict[str, Any]:
+def read_arrays(file: Path) -> dict[str, Any]:
     """The arrays of a safetensors file, and its metadata's `vocabulary`; empty if there is no such file."""
     from safetensors import SafetensorError, safe_open
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from novarl.core.errors import wrapped
-from novarl.observe.diagnosis import CANNOT_LEARN
+
+CANNOT_LEARN = frozenset({"no_signal", "always_cut", "no_gradient", "low_lr"})
+"""Alerts of a run that could not learn; such a run is never reported as successful."""
 
 LABELS = {
     "run_dir": "Output directory",
@@ -43,7 +45,7 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     Reads `status` ("done", "stopped", "unsaved"), `before` and `after` (`score`, `interval`, `n`, `failed`,
     `pass@k`), `seconds`, `steps`, `rows`, `warmup` (`steps`, and the first and last `loss` and `accuracy`),
     `rollouts` (`sampled`, `failed`, and `flat` for the last step), `first_failure`, `findings` (`sign`, `said`,
-    `cure`: `observe.diagnosis`) and `paths` (name: path), `from_python` (the run has Python objects). Missing
+    `cure`: `observe.stability`) and `paths` (name: path), `from_python` (the run has Python objects). Missing
     entries are skipped. The suggested commands also read `command`, `task`, `data`, `base`, `lr`, `usual_lr`,
     `max_tokens`, `usual_max_tokens` and `other_algo`.
     """
@@ -172,14 +174,14 @@ def _again(summary: Mapping[str, Any], **changes: Any) -> str:
 def _other_steps(summary: Mapping[str, Any], signs: set[str]) -> tuple[str, str] | None:
     """(command, purpose) if the updates were too large or too small, or the entropy bonus too strong."""
     fell = _fell(summary.get("before"), summary.get("after"))
-    if "unsure" in signs and summary.get("entropy_coef"):
+    if "entropy_rise" in signs and summary.get("entropy_coef"):
         return _again(summary, **{"entropy.coef": 0}), "turn off the entropy bonus, which outweighs the reward"
     if "low_lr" in signs:
         return (
             _again(summary, **{"optim.lr": float(summary["usual_lr"])}),
             f"use the default learning rate (this run: {summary['lr']:g})",
         )
-    if not (lr := summary.get("lr")) or not (fell or signs & {"far", "certain"}):
+    if not (lr := summary.get("lr")) or not (fell or signs & {"kl_explosion", "entropy_collapse"}):
         return None
     why, usual = "the score fell. Lower the" if fell else "lower the", summary.get("usual_lr", lr)
     if lr > 3 * usual:

@@ -269,10 +269,7 @@ class Run:
         session.begin(self._opened, state, manifest, settings.text)
         if session.ranks.rank == 0:
             session.bus.sinks += open_sinks(
-                session.rundir.path,
-                console=settings.console,
-                tensorboard=settings.tensorboard,
-                tracking=settings.tracking,
+                session, console=settings.console, tensorboard=settings.tensorboard, tracking=settings.tracking
             )
         session.announce(
             [*self._opened.notes, *policy.notes(), *training.notes, *notes(settings.tracking.names)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from novarl.core.errors import NovaError
@@ -13,20 +12,23 @@ from novarl.observe.sinks.console import ConsoleSink
 from novarl.observe.sinks.jsonl import JsonlSink
 from novarl.observe.sinks.notebook import NotebookSink, in_notebook
 from novarl.observe.sinks.tensorboard import TensorBoardSink
+from novarl.observe.stability.monitor import Monitor
 from novarl.observe.trackers.registry import Tracking, open_trackers
 from novarl.observe.trackers.sink import TrackerSink
 from novarl.run.session import Session
 
 
-def open_sinks(folder: Path, *, console: bool, tensorboard: bool, tracking: Tracking) -> list[Sink]:
-    """The sinks of rank 0. metrics.jsonl and events.jsonl are always written."""
+def open_sinks(session: Session, *, console: bool, tensorboard: bool, tracking: Tracking) -> list[Sink]:
+    """The sinks of rank 0. metrics.jsonl and events.jsonl are always written, and alerts are always raised. The monitor
+    is last, so that its alerts follow the metrics that raised them."""
+    folder = session.rundir.path
     sinks: list[Sink] = [JsonlSink(folder)]
     if tensorboard:
         sinks.append(TensorBoardSink(folder / "tb"))
     if console:
         sinks.append(NotebookSink() if in_notebook() else ConsoleSink())
     sinks += open_trackers(tracking, folder)
-    return sinks
+    return [*sinks, Monitor(folder, session.bus.event, limit=lambda: session.limit)]
 
 
 def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,13 +62,19 @@ def finish(session: Session, entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_end(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a completed run. NovaError if its last checkpoint could not be written; KeyboardInterrupt if a
-    signal stopped it, after everything is saved."""
+    """The summary of a completed run. NovaError if its last checkpoint could not be written or a guard stopped it;
+    KeyboardInterrupt if a signal stopped it, after everything is saved."""
     if summary["status"] == "unsaved":
         raise NovaError(
             f"the checkpoint of step {summary['steps']} could not be written, so the last updates are lost",
             where=summary.get("paths", {}).get("run_dir"),
             fix="free disk space, then resume from the last checkpoint with resume=auto",
+        )
+    if cause := summary.get("stopped_by"):
+        raise NovaError(
+            f"the guard stopped the run after {summary['stopped_after']}; everything is saved. {cause['evidence']}",
+            where=f"guard.on_alert.{cause['alert']}",
+            fix="docs/stability.md says what to try; resume=auto continues, also with other settings",
         )
     if summary["status"] == "stopped":
         raise KeyboardInterrupt(f"stopped after {summary['stopped_after']}; everything is saved")

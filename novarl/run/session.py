@@ -18,25 +18,26 @@ from typing import Any
 
 import torch
 
+from novarl.control.guards import AlarmGuard, Raised
 from novarl.core import collector
 from novarl.core.bus import Bus
 from novarl.core.checkpoint import Checkpoints
-from novarl.core.errors import visible
+from novarl.core.errors import NotFinite, visible
 from novarl.core.rundir import FORMAT, RunDir, environment
 from novarl.core.types import Record, Update
 from novarl.distributed.ranks import Ranks
 from novarl.loops.evaluate import Evaluation
 from novarl.loops.state import LoopState
 from novarl.observe.blame import blame
-from novarl.observe.diagnosis import Finding, cannot_learn, findings
 from novarl.observe.sinks.jsonl import read_lines, read_metrics
+from novarl.observe.stability.ending import Finding, findings
+from novarl.observe.stability.monitor import alert_fields
+from novarl.observe.stability.rules import RULES
 from novarl.observe.summary import rose
 from novarl.run.held_out import write_rows
 from novarl.run.interrupts import Interrupts, Stopped
 from novarl.run.resume import Opened
 
-EARLY = 5
-"""The step after which a run without a learning signal prints a warning."""
 _RSS_PER_MB = 1024**2 if sys.platform == "darwin" else 1024
 """The kernel reports resident memory in bytes on macOS, in KiB elsewhere."""
 Snapshot = Callable[[], dict[str, Any]]
@@ -70,7 +71,11 @@ class Session:
     limit: str = "max_new_tokens"
     """The setting that truncates answers, in words."""
     usual_lr: float | None = None
+    guard: AlarmGuard | None = None
+    """Acts on alerts in the current phase."""
     stopped_after: str | None = None
+    stopped_by: Raised | None = None
+    """The alert for which the guard ended the run."""
     rewound: list[str] = field(default_factory=list)
 
     def begin(
@@ -116,7 +121,7 @@ class Session:
     ) -> Iterator[Update]:
         """Yield each record of a loop after reporting it, and evaluating and saving if due. Raises Stopped."""
         self.step_seconds = 0.0 if state.pending is None else math.nan
-        for record in loop:
+        for record in self._watched(loop, state):
             whole = state.pending is None
             step = state.step if whole else state.step + 1
             record = {**record, "update": float(state.update)}
@@ -127,16 +132,23 @@ class Session:
                 self._write_rows(state.step, found)
                 record = self._evaluated(record, found)
             reported = self._report(step, record, whole=whole)
-            if whole and step == EARLY:
-                for finding in cannot_learn(self._records(), limit=self.limit):
-                    self.bus.event("alert", message=f"{finding.said}. {finding.cure}.")
             if whole and (self._best() is not None or (self.save_every and state.step % self.save_every == 0)):
                 self.save(state)
-            if any(self.ranks.gather(self.interrupts.wanted)):
+            self.stopped_by = None if self.guard is None else self.guard.stop
+            if any(self.ranks.gather(self.interrupts.wanted)) or self.stopped_by is not None:
                 self.save(state)
                 self.stop_at(state)
                 raise Stopped
             yield reported
+
+    def _watched(self, loop: Iterator[Record], state: LoopState) -> Iterator[Record]:
+        """The records of a loop. A number that is not finite ends it with an alert, since its update has no record."""
+        try:
+            yield from loop
+        except NotFinite as error:
+            what = error.what[:1].upper() + error.what[1:]
+            self.bus.event("alert", **alert_fields(RULES["nan"].alert(what, state.step + 1)))
+            raise
 
     def stop_at(self, state: LoopState) -> None:
         """Record where the run was stopped."""
@@ -280,6 +292,8 @@ class Session:
         summary = {"seconds": round(time.perf_counter() - self.started, 3), **entries}
         if self.stopped_after is not None:
             summary["stopped_after"] = self.stopped_after
+        if self.stopped_by is not None:
+            summary["stopped_by"] = {"alert": self.stopped_by.alert, "evidence": self.stopped_by.evidence}
         if self.ranks.rank == 0:
             self.rundir.write_json("summary.json", summary)
             self.bus.event("summary", **summary)

@@ -19,6 +19,8 @@ from novarl.compose.resolve import resolve_rl
 from novarl.config.load import load
 from novarl.config.tree import TREES, RLConfig
 from novarl.observe.glossary import lookup
+from novarl.observe.stability import RULES
+from novarl.observe.stability.page import tables
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/algorithms"
@@ -109,9 +111,10 @@ def test_cloning_is_policy_gradient_with_advantage_one() -> None:
         exec(compile(wrong, "sft.md, changed", "exec"), {})
 
 
-def test_the_page_on_diagnosis_names_metrics_and_keys_that_there_are() -> None:
-    page = (ROOT / "docs/diagnosis.md").read_text(encoding="utf-8")
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+def test_the_page_on_stability_names_metrics_and_keys_that_there_are() -> None:
+    page = (ROOT / "docs/stability.md").read_text(encoding="utf-8")
+    signs = page[page.index("## Signs and causes") :]
+    rows = [line.split(" | ") for line in signs.splitlines() if line.startswith("| `")]
     assert len(rows) >= 8
     config = load(RLConfig, None, ["task=sort"])
     for sign, _, remedy in rows:
@@ -122,3 +125,18 @@ def test_the_page_on_diagnosis_names_metrics_and_keys_that_there_are() -> None:
             for part in key.split("."):
                 assert hasattr(value, part), key
                 value = getattr(value, part)
+
+
+def test_the_page_on_stability_has_every_alert() -> None:
+    page = (ROOT / "docs/stability.md").read_text(encoding="utf-8")
+    written = page[page.index("<!-- alerts:begin -->\n") : page.index("<!-- alerts:end -->")]
+    assert written.removeprefix("<!-- alerts:begin -->\n") == tables(), "python -m novarl.observe.stability.page"
+
+
+def test_what_to_try_names_keys_that_there_are() -> None:
+    config = load(RLConfig, None, ["task=sort"])
+    named = [(rule, key) for rule in RULES.values() for key in re.findall(r"\b([a-z_]+\.[a-z_]+)\b", rule.fix)]
+    assert len(named) >= 10
+    for rule, key in named:
+        section, name = key.split(".")
+        assert name in type(getattr(config, section)).model_fields, f"{rule.name}: {key}"

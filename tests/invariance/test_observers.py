@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from novarl.core.types import Sink
+from novarl.observe.stability.monitor import Monitor
 from novarl.run import lifecycle
 from tests.invariance import little_run
 
@@ -93,3 +94,25 @@ def test_a_sink_that_meddles_is_caught(words: list[str], tmp_path: Path, monkeyp
     monkeypatch.setattr(lifecycle, "open_sinks", with_meddler)
     little_run.run([*words, *OFF, "steps=1"], tmp_path / "meddled")
     assert checkpoints(tmp_path / "alone") != checkpoints(tmp_path / "meddled")
+
+
+def test_alerts_change_nothing(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that raises alerts, with the monitor and without."""
+    far = [*words, *OFF, "log.rollouts_every=1", "optim.lr=0.5"]
+    little_run.run(far, tmp_path / "watched")
+    opened = lifecycle.open_sinks
+
+    def without_monitor(*args: Any, **options: Any) -> list[Sink]:
+        return [sink for sink in opened(*args, **options) if not isinstance(sink, Monitor)]
+
+    monkeypatch.setattr(lifecycle, "open_sinks", without_monitor)
+    little_run.run(far, tmp_path / "alone")
+    raised = [
+        [line["alert"] for line in little_run.lines(tmp_path / name / "events.jsonl") if "alert" in line]
+        for name in ("watched", "alone")
+    ]
+    assert raised[0] and not raised[1]
+    assert checkpoints(tmp_path / "watched") == checkpoints(tmp_path / "alone")
+    assert states(tmp_path / "watched") == states(tmp_path / "alone")
+    assert files(tmp_path / "watched" / "rollouts") == files(tmp_path / "alone" / "rollouts")
+    assert little_run.metrics(tmp_path / "watched") == little_run.metrics(tmp_path / "alone")

@@ -166,7 +166,9 @@ def test_advice_names_only_what_was_written() -> None:
 def test_what_stands_out_is_said_and_nobody_is_told_to_train_longer() -> None:
     dead = FULL | {
         "after": {"score": 0.06, "interval": [0.04, 0.09], "n": 500},
-        "findings": [{"sign": "certain", "said": "entropy went from 2 to 0.01 nats a token, and " + "so on " * 20}],
+        "findings": [
+            {"sign": "entropy_collapse", "said": "entropy went from 2 to 0.01 nats a token, and " + "so on " * 20}
+        ],
         "lr": 1e-3,
         "usual_lr": 5e-4,
     }
@@ -177,9 +179,9 @@ def test_what_stands_out_is_said_and_nobody_is_told_to_train_longer() -> None:
         "novarl rl runs/x/config.yaml run_dir=null optim.lr=0.0003",
         "lower the learning rate to about a third",
     )
-    fast = dead | {"lr": 0.5, "findings": [{"sign": "far", "said": "far"}]}
+    fast = dead | {"lr": 0.5, "findings": [{"sign": "kl_explosion", "said": "far"}]}
     assert next_steps(fast)[0][0].endswith("optim.lr=0.0005")
-    loud = dead | {"entropy_coef": 2.0, "findings": [{"sign": "unsure", "said": "apart"}]}
+    loud = dead | {"entropy_coef": 2.0, "findings": [{"sign": "entropy_rise", "said": "apart"}]}
     assert next_steps(loud)[0][0].endswith("entropy.coef=0")
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from novarl.core.errors import NovaError
+from novarl.core.errors import NotFinite
 from novarl.core.seeds import derive
 from novarl.core.types import Completion
 from novarl.engines.local.cache_rows import others, settle
@@ -183,7 +183,7 @@ class Batch:
         state = self._state
         tokens, logp = choice.token.cpu().numpy(), choice.logp.cpu().numpy()
         if not np.isfinite(logp).all():
-            raise NovaError("the model's logits are not finite", where="sampling", fix="the weights may have diverged")
+            raise NotFinite("the model's logits are not finite", where="sampling", fix="the weights may have diverged")
         if state["count"].max() == self._sampled.shape[1]:
             self._sampled = np.concatenate([self._sampled, np.zeros_like(self._sampled)], axis=1)
         here = state["slot"], state["count"]

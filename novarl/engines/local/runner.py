@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from novarl.core.errors import NovaError
+from novarl.core.errors import NotFinite, NovaError
 from novarl.engines.local.decode import LeanDecoder, Segment, is_plain
 from novarl.engines.local.kv_cache import STEP, KVCache, attention_mask, extent, round_up
 from novarl.engines.local.matrices import PackedMatrix
@@ -263,7 +263,7 @@ class ModelRunner:
         except FORWARD_ERRORS as error:
             raise _refusal(self.model, f"its forward pass fails with a plain KV cache: {error}") from error
         if not bool(torch.isfinite(true).all()):
-            raise NovaError("the model's logits are not finite", where=_family(self.model), fix="check its weights")
+            raise NotFinite("the model's logits are not finite", where=_family(self.model), fix="check its weights")
         distance = float((logits[: len(true)] - true).norm() / true.norm().clamp(min=1e-9))
         if distance > (0.1 if self.dtype.itemsize == 2 else 1e-3):
             raise _refusal(self.model, f"with a plain KV cache its logits have a relative error of {distance:.1e}")

@@ -10,12 +10,12 @@ from typing import Any
 
 from novarl.core.errors import visible, wrapped
 from novarl.observe.blame import blame
-from novarl.observe.diagnosis import Finding, findings
 from novarl.observe.evaluations import flat
 from novarl.observe.glossary import lookup
 from novarl.observe.listing import Overview
 from novarl.observe.run import LoadedRun
 from novarl.observe.sinks.gauge import clock_text
+from novarl.observe.stability.ending import Finding, findings
 from novarl.observe.summary import next_steps, rose
 from novarl.observe.terminal.listing_page import score_text, steps_text
 from novarl.observe.terminal.tables import ABSENT, WIDTH, labelled, listed, size_text, table, value_text

@@ -18,6 +18,7 @@ from novarl.core.errors import NovaError
 from novarl.core.rundir import FORMAT, RunDir
 from novarl.observe.rollouts import COLUMNS
 from novarl.observe.sinks.jsonl import JsonlSink
+from novarl.observe.stability.monitor import Monitor
 
 
 class RunWriter:
@@ -50,16 +51,20 @@ class RunWriter:
             plain = json.loads(json.dumps(dict(config), default=str))
             self._directory.write_text("config.yaml", yaml.safe_dump(plain, sort_keys=False))
         self._lines = JsonlSink(self.path)
+        self._monitor = Monitor(self.path, self.event, limit=lambda: "the length limit")
         self.event("start", run_dir=str(self.path), writer=writer)
         self.event("phase", name=kind, steps=steps, done=0)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of one update. Names with a meaning in docs/metrics.md should have that meaning."""
+        """Append the metrics of one update, and the alerts that they raise (docs/stability.md). Names with a meaning in
+        docs/metrics.md should have that meaning. Alerts about tokens need the step's rollouts before its metrics."""
         self._lines.step(step, metrics)
+        self._monitor.step(step, {name: float(value) for name, value in metrics.items()})
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event."""
         self._lines.event(kind, fields)
+        self._monitor.event(kind, fields)
 
     def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the answers of a step, one mapping per answer, as in docs/run_directory.md.

@@ -149,3 +149,17 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"format": 2}))
     with pytest.raises(NovaError, match="format 2"):
         novarl.load_run(tmp_path)
+
+
+def test_alerts_of_another_writer(tmp_path: Path) -> None:
+    from novarl.observe.writer import RunWriter
+
+    for name, worst in (("healthy", 0.002), ("broken", 5.0)):
+        with RunWriter(tmp_path / name, writer="mine 1") as writer:
+            for step in range(1, 21):
+                writer.step(step, {"reward_mean": 0.5, "kl": worst if step == 12 else 0.002, "entropy": 1.0})
+    raised = {
+        name: [(event["step"], event["alert"]) for event in novarl.load_run(tmp_path / name).events if "alert" in event]
+        for name in ("healthy", "broken")
+    }
+    assert raised == {"healthy": [], "broken": [(12, "kl_explosion")]}

@@ -43,15 +43,17 @@ class Events:
 
 
 def alerts_of(run: Run, events: Events) -> list[dict[str, Any]]:
-    """The alerts and findings of a run, in order. A finding has no step: it is about the whole run."""
+    """The alerts, notes (alert events without the name of an alert) and findings of a run, in order. A finding has no
+    step: it is about the whole run."""
     found = [
         {
             "run": run.name,
-            "kind": "alert",
+            "kind": "alert" if event.get("alert") else "note",
             "step": event.get("step"),
             "phase": event.get("phase"),
             "timestamp": event.get("timestamp"),
             "message": str(event.get("message", "")),
+            **{name: event[name] for name in ("alert", "severity", "cause", "evidence", "fix") if name in event},
         }
         for event in events.of("alert")
     ]

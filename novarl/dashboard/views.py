@@ -111,7 +111,7 @@ class Book:
             head["phase"] = head["last"].pop("phase", None)
             events = self.events(run.name)
             head["total"] = next((e.get("steps") for e in reversed(events.of("phase"))), None)
-            head["alerts"] = len(alerts_of(run, events))
+            head["alerts"] = sum(alert["kind"] != "note" for alert in alerts_of(run, events))
             head["rollouts"] = len(self.samples(run.name).steps())
             metrics = run.file("metrics.jsonl")
             head["updated"] = None if metrics is None else metrics.stat().st_mtime

@@ -27,7 +27,8 @@ def folder(tmp_path: Path) -> Path:
             for step in (1, 2, 3):
                 run.step(step, {"reward_mean": step / 10, "entropy": math.nan if step == 2 else 1, "time/step_s": 2})
                 run.rollouts(step, [{"prompt": "p", "text": "t\ud800", "group": 0, "index": 0, "reward": 1.0}])
-            run.event("alert", message='a "quoted" alert')
+            run.event("alert", alert="odd", message='a "quoted" alert')
+            run.event("alert", message="only a note")
     return tmp_path
 
 
@@ -56,7 +57,7 @@ def test_every_view_is_strict_json_with_security_headers(client: TestClient, pat
 
 def test_what_the_views_say(client: TestClient) -> None:
     runs = client.get("/api/runs").json()["runs"]
-    assert {run["name"]: run["alerts"] for run in runs} == {"a": 1, "b": 1}
+    assert {run["name"]: run["alerts"] for run in runs} == {"a": 2, "b": 2}  # the odd one, and a NaN
     curves = client.get("/api/curves?run=a&metric=entropy").json()
     assert curves["series"]["entropy"] | {"smooth": 0} == {
         "x": [1, 3], "y": [1, 1], "count": 2, "nonfinite": [2], "nonfinite_count": 1, "smooth": 0,
@@ -134,7 +135,7 @@ def test_prometheus(client: TestClient, folder: Path) -> None:
         lines = opened.get("/metrics").text.splitlines()
     assert 'novarl_reward_mean{run="b",phase="test",metric="reward_mean"} 0.3'.replace('"test"', '"rl"') in lines
     assert 'novarl_time_step_s{run="x\\"\\\\",phase="rl",metric="time/step_s"} 2.0' in lines
-    assert 'novarl_alerts{run="b"} 1.0' in lines
+    assert 'novarl_alerts{run="b"} 2.0' in lines
     families = [line.split(" ")[2] for line in lines if line.startswith("# TYPE")]
     assert len(families) == len(set(families)), "each family once"
 

@@ -483,7 +483,10 @@ def test_a_trainer_and_an_evaluation_are_shown_in_one_line() -> None:
         ({"prompts": [{"prompt": "a"}, {"question": "b"}]}, "prompts[1]"),
         ({"prompts": {"prompt": ["a"]}}, "prompts: a dict of columns is not supported (pass a list of dicts"),
         ({"args": {"max_steps": 1}}, "args: TRL's object of settings is not supported (pass its fields as arguments"),
-        ({"args": types.SimpleNamespace(max_steps=1)}, "args: TRL's object of settings is not supported (pass its fields as arguments"),
+        (
+            {"args": types.SimpleNamespace(max_steps=1)},
+            "args: TRL's object of settings is not supported (pass its fields",
+        ),
         ({"tokenizer": "tiny"}, "tokenizer"),
         ({"model": Recurrent(), "tokenizer": "no/such/folder"}, "no/such/folder"),
         ({"prompts": "sorte"}, "sort"),

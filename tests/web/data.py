@@ -59,7 +59,11 @@ def add_step(run: RunWriter, step: int, steps: int, values: random.Random, group
     }
     run.rollouts(step, [answer for group in range(groups) for answer in _sums(group, skill, values)])
     if step == int(0.7 * steps):
-        run.event("alert", message="KL of one update is above 0.01 nats per token. Usual fix: a lower learning rate.")
+        run.event(
+            "alert",
+            alert="kl_explosion",
+            message="KL of one update is above 0.01 nats per token. Usual fix: a lower learning rate.",
+        )
     run.step(step, metrics)
 
 
@@ -123,7 +127,7 @@ def hostile_run(folder: Path, steps: int = 3) -> None:
     with RunWriter(folder, writer="<b>trainer</b>", config={"algo": HOSTILE[0], "nested": {"b": HOSTILE[2]}}) as run:
         for step in range(1, steps + 1):
             run.step(step, {"reward_mean": 0.1 * step, "entropy": math.nan if step == 2 else 1.0, "x/<img>": 1.0})
-            run.event("alert", message=f"odd {HOSTILE[0]} {HOSTILE[2]}")
+            run.event("alert", alert="odd", message=f"odd {HOSTILE[0]} {HOSTILE[2]}")
             run.rollouts(step, [row for group, bad in enumerate(HOSTILE) for row in _hostile_group(group, bad, values)])
 
 

@@ -47,7 +47,7 @@ def test_curves_follow_a_run_that_grows(page: Page, tmp_path: Path) -> None:
         expect(page.locator(".steps .at")).to_contain_text("step 6 of 7")
         learning_run(tmp_path / "second", steps=2).close()
         expect(page.locator("#runs li")).to_have_count(2)
-        run.event("alert", message="something odd")
+        run.event("alert", alert="odd", message="something odd")
         page.keyboard.press("3")
         page.locator("#runs .run", has_text="live").click()
         expect(page.locator(".alerts")).to_contain_text("something odd")

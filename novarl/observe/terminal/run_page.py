@@ -123,12 +123,28 @@ def signs(run: LoadedRun, events: Sequence[Mapping[str, Any]], records: Sequence
 
 
 def alerts(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The alerts with their phase and step, in order."""
+    """The alerts with their phase, step and name, in order. Without a name (None) it is only a note."""
     return [
-        {"phase": event.get("phase"), "step": event.get("step"), "message": str(event.get("message", ""))}
+        {
+            **{name: event.get(name) for name in ("phase", "step", "alert")},
+            "message": str(event.get("message", "")),
+        }
         for event in events
         if event.get("kind") == "alert"
     ]
+
+
+def _alerts_and_notes(found: Mapping[str, Any], most: int | None = None) -> list[str]:
+    """Both as lines: all, or the last `most` of each."""
+    lines = []
+    for title, named in (("Alerts:", True), ("Notes:", False)):
+        rows = [alert for alert in found["alerts"] if (alert["alert"] is not None) == named]
+        shown = rows if most is None else rows[-most:]
+        if shown:
+            lines += ["", title, *listed([_alert(alert) for alert in shown])]
+        if (more := len(rows) - len(shown)) > 0:
+            lines.append(f"  and {more} earlier: novarl alerts {found['path']}")
+    return lines
 
 
 def disk(path: Path) -> dict[str, int]:
@@ -171,10 +187,7 @@ def render_run(found: Mapping[str, Any], seen: Overview, *, every: bool) -> str:
     if problems:
         lines += ["Findings:", *listed(problems), ""]
     if found["alerts"]:
-        lines += ["Alerts:", *listed([_alert(alert) for alert in found["alerts"][-SHOWN_ALERTS:]])]
-        if (more := len(found["alerts"]) - SHOWN_ALERTS) > 0:
-            lines.append(f"  and {more} earlier: novarl alerts {found['path']}")
-        lines.append("")
+        lines += [*_alerts_and_notes(found, SHOWN_ALERTS)[1:], ""]
     if found["failed_rollouts"] or found["bad_rows"]:
         counts = f"{found['failed_rollouts']} failed rollouts, {found['bad_rows']} rejected rows"
         first = f"; first error: {found['first_failure']}" if found["first_failure"] else ""
@@ -247,5 +260,7 @@ def render_alerts(found: Mapping[str, Any]) -> str:
     """The page of `novarl alerts`."""
     problems = [" ".join(f"{part}." for part in (f["said"], f["cure"]) if part) for f in found["findings"]]
     lines = ["Findings in the metrics:", *listed(problems)] if problems else ["No findings in the metrics."]
-    lines += ["", "Alerts:", *listed([_alert(a) for a in found["alerts"]])] if found["alerts"] else ["No alerts."]
+    if all(alert["alert"] is None for alert in found["alerts"]):
+        lines.append("No alerts.")
+    lines += _alerts_and_notes(found)
     return "\n".join(lines) + "\n"

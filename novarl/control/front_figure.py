@@ -104,7 +104,7 @@ def _panel(plot: Axes, picture: Picture, first: int, second: int) -> None:
     if len(picture.names) == 2:
         _shade(plot, picture)
     worse = [place for place in range(len(picture.evaluated)) if place not in picture.best]
-    for places, colour, size, label in ((picture.best, BLUE, 5.5, "front"), (worse, PALE, 4.0, "dominated")):
+    for places, color, size, label in ((picture.best, BLUE, 5.5, "front"), (worse, PALE, 4.0, "dominated")):
         chosen = [picture.evaluated[place] for place in places]
         if chosen:
             plot.errorbar(
@@ -113,11 +113,11 @@ def _panel(plot: Axes, picture: Picture, first: int, second: int) -> None:
                 xerr=[entry.errors[first] if entry.errors else 0.0 for entry in chosen],
                 yerr=[entry.errors[second] if entry.errors else 0.0 for entry in chosen],
                 fmt="o",
-                color=colour,
+                color=color,
                 markersize=size,
                 elinewidth=1.0,
                 label=label,
-                zorder=3 if colour == BLUE else 2,
+                zorder=3 if color == BLUE else 2,
             )
     if picture.reference is not None:
         x, y = picture.reference[first], picture.reference[second]

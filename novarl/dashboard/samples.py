@@ -309,11 +309,11 @@ MEASURES: Mapping[str, Callable[[RolloutRow], list[float]]] = {
     "return": lambda row: list(row.returns),
     "loss": lambda row: list(row.loss),
 }
-"""What tokens are coloured by. The page computes the same from the columns."""
+"""What tokens are colored by. The page computes the same from the columns."""
 
 
 def scales(rows: Sequence[RolloutRow]) -> dict[str, dict[str, float]]:
-    """For each measure that the step recorded: the 98th percentile of its size (`full` colour), and the largest."""
+    """For each measure that the step recorded: the 98th percentile of its size (`full` color), and the largest."""
     found = {}
     for name, measure in MEASURES.items():
         values = sorted(abs(value) for row in rows for value in measure(row) if value == value)

@@ -141,11 +141,11 @@ def _panel(plot: Axes, panel: Panel, rows: Sequence[Mapping[str, Any]], marks: S
         values = [float(row.get(name, math.nan)) for row in rows]
         if all(map(math.isnan, values)) or any(np.array_equal(values, line, equal_nan=True) for line in drawn):
             continue  # an identical line would be hidden; without a reference, kl_mean equals kl
-        colour, above = COLOURS[len(drawn)], 4 - len(drawn)
+        color, above = COLOURS[len(drawn)], 4 - len(drawn)
         smooth = _smooth(values)
         if smooth:
-            plot.plot(across, values, color=colour, linewidth=1.0, alpha=0.3)
-        plot.plot(across, smooth or values, color=colour, linewidth=1.8, label=label, zorder=above)
+            plot.plot(across, values, color=color, linewidth=1.0, alpha=0.3)
+        plot.plot(across, smooth or values, color=color, linewidth=1.8, label=label, zorder=above)
         unit = lookup(name).unit
         plot.set_ylabel("" if unit == "1" or ";" in unit else unit)
         drawn.append(values)

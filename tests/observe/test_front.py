@@ -42,9 +42,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return kept
 
 
-def points(plot: Axes, colour: str) -> set[tuple[float, float]]:
-    """The markers of a colour."""
-    lines = [line for line in plot.get_lines() if line.get_color() == colour and line.get_marker() not in ("None", "")]
+def points(plot: Axes, color: str) -> set[tuple[float, float]]:
+    """The markers of a color."""
+    lines = [line for line in plot.get_lines() if line.get_color() == color and line.get_marker() not in ("None", "")]
     return {(float(x), float(y)) for line in lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)}
 
 

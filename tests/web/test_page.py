@@ -79,9 +79,9 @@ def test_keyboard(page: Page, served: Served) -> None:
         expect(current).to_have_attribute("data-group", group)
         expect(page.locator(".groupbar")).to_contain_text(f"Group {group}")
     page.keyboard.press("c")
-    expect(page.locator("select[title^=Colour]")).to_have_value("ratio")
+    expect(page.locator("select[title^=Color]")).to_have_value("ratio")
     page.keyboard.press("C")
-    expect(page.locator("select[title^=Colour]")).to_have_value("advantage")
+    expect(page.locator("select[title^=Color]")).to_have_value("advantage")
     page.keyboard.press("/")
     expect(page.get_by_placeholder("Search prompts and answers")).to_be_focused()
     page.keyboard.type("Noor")
@@ -125,7 +125,7 @@ def test_a_token_shows_all_its_values_and_its_loss_term(page: Page, served: Serv
 
 
 def test_the_sign_of_a_token_has_two_cues(page: Page, served: Served) -> None:
-    opened(page, served, "samples?run=grpo-a&step=30&colour=process")
+    opened(page, served, "samples?run=grpo-a&step=30&color=process")
     expect(page.locator(".answer .t[class*=p4]").first).to_be_visible()
     styles = "node => { const s = getComputedStyle(node); return [s.textDecorationStyle, s.backgroundColor] }"
     plus = page.locator(".answer .t[class*=p4]").first.evaluate(styles)
@@ -308,7 +308,7 @@ def test_the_report_is_whole_and_alone(page: Page, served: Served, tmp_path: Pat
         expect(page.locator("canvas").first).to_be_visible()
         page.locator(".stepbox[open] .answer .t").first.click()
         expect(page.locator(".inspector")).to_contain_text("Loss term")
-        page.get_by_label("Colour tokens by").select_option("entropy")
+        page.get_by_label("Color tokens by").select_option("entropy")
         expect(page.locator(".stepbox[open] .answer .t[class*=q]").first).to_be_visible()
         assert page.evaluate("window.hacked") is None
         assert page.locator("main img, main script").count() == 0
@@ -337,9 +337,9 @@ def test_screenshots(browser: Browser, two_runs: Served, tmp_path: Path) -> None
     folder.mkdir(parents=True, exist_ok=True)
     views = {
         "dashboard-curves": ("curves?run=grpo-a&runs=grpo-a&runs=grpo-b", 1200, "light"),
-        "dashboard-samples": ("samples?run=grpo-a&step=110&group=1&colour=process", 1200, "light"),
-        "dashboard-dark": ("samples?run=grpo-a&step=110&group=1&colour=entropy", 1200, "dark"),
-        "dashboard-narrow": ("samples?run=grpo-a&step=110&group=1&colour=process", 400, "light"),
+        "dashboard-samples": ("samples?run=grpo-a&step=110&group=1&color=process", 1200, "light"),
+        "dashboard-dark": ("samples?run=grpo-a&step=110&group=1&color=entropy", 1200, "dark"),
+        "dashboard-narrow": ("samples?run=grpo-a&step=110&group=1&color=process", 400, "light"),
     }
     for name, (view, width, scheme) in views.items():
         context = browser.new_context(viewport={"width": width, "height": 760}, color_scheme=scheme)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
 // The page: the state in its address, the list of runs, live changes, the keyboard.
-import { runColour } from "./chart.js";
+import { runColor } from "./chart.js";
 import { CurvesView } from "./curves.js";
 import { atMost, el, note, number, shown } from "./dom.js";
 import { alertList, configTable, state } from "./facts.js";
@@ -12,7 +12,7 @@ class App {
   constructor() {
     this.state = {};
     this.runs = [];
-    this.order = []; // the runs in the order in which they got a colour
+    this.order = []; // the runs in the order in which they got a color
     this.views = { curves: new CurvesView(this), samples: new SamplesView(this), alerts: new AlertsView(this), config: new ConfigView(this) };
     this.main = document.getElementById("main");
     this.words = "";
@@ -61,7 +61,7 @@ class App {
     const [view, query] = location.hash.replace(/^#\/?/, "").split("?");
     const words = new URLSearchParams(query ?? "");
     const whole = (name) => (/^\d+$/.test(words.get(name) ?? "") ? Number(words.get(name)) : null);
-    this.state = { view: TITLES[view] ? view : "curves", run: words.get("run"), runs: words.getAll("runs"), step: whole("step"), group: whole("group"), colour: words.get("colour") };
+    this.state = { view: TITLES[view] ? view : "curves", run: words.get("run"), runs: words.getAll("runs"), step: whole("step"), group: whole("group"), color: words.get("color") };
   }
 
   // Fill in what the address does not say.
@@ -83,7 +83,7 @@ class App {
     const words = new URLSearchParams();
     if (next.run) words.set("run", next.run);
     if (next.runs.length > 1 || next.runs[0] !== next.run) next.runs.forEach((run) => words.append("runs", run));
-    for (const name of ["step", "group", "colour"]) if (next[name] !== null && next[name] !== undefined) words.set(name, next[name]);
+    for (const name of ["step", "group", "color"]) if (next[name] !== null && next[name] !== undefined) words.set(name, next[name]);
     return `#/${next.view}?${words}`;
   }
 
@@ -163,7 +163,7 @@ class App {
     const check = el("input", { type: "checkbox", checked: chosen, "aria-label": `Curves of ${run.name}` });
     check.addEventListener("change", () => this.toggle(run.name, check.checked));
     const swatch = el("span", { className: "swatch" });
-    if (chosen) swatch.style.background = runColour(this.place(run.name));
+    if (chosen) swatch.style.background = runColor(this.place(run.name));
     const step = run.last.step === undefined ? "" : `${number(run.last.step, 9)}${run.total ? ` / ${number(run.total, 9)}` : ""}`;
     const reward = run.last.reward_mean ?? run.last["eval/score"] ?? run.last.loss;
     const label = run.last.reward_mean !== undefined ? "reward" : run.last["eval/score"] !== undefined ? "score" : "loss";
@@ -228,7 +228,7 @@ class App {
   }
 
   help() {
-    const keys = [["j  k  or  ↓  ↑", "next and previous group"], ["←  →", "earlier and later step"], ["c  C", "colour by the next or previous measure"], ["n  N", "next or previous step with a match"], ["p", "this prompt across steps"], ["/", "search"], ["1 2 3 4", "curves, samples, alerts, configuration"], ["Enter  ←  →", "on a token: its values, the tokens beside it"], ["Esc", "close, leave the search"], ["?", "this list"]];
+    const keys = [["j  k  or  ↓  ↑", "next and previous group"], ["←  →", "earlier and later step"], ["c  C", "color by the next or previous measure"], ["n  N", "next or previous step with a match"], ["p", "this prompt across steps"], ["/", "search"], ["1 2 3 4", "curves, samples, alerts, configuration"], ["Enter  ←  →", "on a token: its values, the tokens beside it"], ["Esc", "close, leave the search"], ["?", "this list"]];
     const dialog = document.getElementById("keys");
     dialog.replaceChildren(el("h2", {}, "Keyboard"), el("dl", {}, keys.map(([key, meaning]) => el("div", {}, el("dt", {}, key.split("  ").map((one) => (one === "or" ? " or " : el("kbd", {}, one)))), el("dd", {}, meaning)))), el("form", { method: "dialog" }, el("button", {}, "Close")));
     if (!dialog.open) dialog.showModal();

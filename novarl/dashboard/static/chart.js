@@ -1,7 +1,7 @@
 // One metric of one or several runs as curves, with its healthy range and the alerts on the axis of steps.
 import { el, number, shown } from "./dom.js";
 
-// Okabe and Ito's colours, which people with any colour vision can tell apart; a second round of them is dashed.
+// Okabe and Ito's colors, which people with any color vision can tell apart; a second round of them is dashed.
 const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#b65c93", "#c88a00", "#3a9ad0", "#6b6b6b"];
 const DARK = ["#56b4e9", "#f28e4c", "#2fc79a", "#dd9cc0", "#f0c04a", "#a3d5f2", "#b5b5b5"];
 
@@ -10,7 +10,7 @@ export function darkNow() {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-export function runColour(place) {
+export function runColor(place) {
   const palette = darkNow() ? DARK : LIGHT;
   return palette[place % palette.length];
 }
@@ -77,7 +77,7 @@ export class Chart {
     const axis = { stroke: inkOf("--soft"), grid, ticks: { ...grid, size: 4 }, font: "11px system-ui, sans-serif", gap: 4 };
     const series = [{}];
     for (const { place, label, curve } of this.curves) {
-      const stroke = runColour(place);
+      const stroke = runColor(place);
       const points = { show: curve.x.length < 40, size: 5, fill: stroke };
       const over = Boolean(this.smoothed(curve));
       series.push({ label, stroke: over ? `${stroke}55` : stroke, width: over ? 1 : 1.75, dash: runDash(place), points });
@@ -163,7 +163,7 @@ export class Chart {
     const parts = this.curves.slice(0, 8).map(({ place, label, curve }) => {
       const index = at === null ? curve.x.length - 1 : nearest(curve.x, at);
       const mark = el("span", { className: "swatch" });
-      mark.style.background = runColour(place);
+      mark.style.background = runColor(place);
       const name = this.curves.length > 1 ? el("span", { className: "faint" }, shown(label), " ") : null;
       const odd = curve.nonfinite_count ? el("span", { className: "warn" }, ` ${curve.nonfinite_count} not finite`) : null;
       return el("span", { className: "value" }, mark, name, index < 0 ? "no value" : number(curve.y[index]), odd);

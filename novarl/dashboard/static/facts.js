@@ -1,5 +1,5 @@
 // What is known about a run besides curves and samples: summary, stages, alerts, configuration, explanations.
-import { runColour } from "./chart.js";
+import { runColor } from "./chart.js";
 import { el, note, number, seconds, shown } from "./dom.js";
 
 const STATES = {
@@ -122,7 +122,7 @@ export function panelHead(metric, badges) {
   const details = el("details", { className: "about" }, el("summary", { title: "What it is" }, el("h4", {}, shown(metric.name)), el("span", { className: "unit" }, metric.unit === "1" ? "" : shown(metric.unit))), explanation(metric));
   const warned = badges.map(([place, text, several]) => {
     const mark = several ? el("span", { className: "swatch" }) : null;
-    if (mark) mark.style.background = runColour(place);
+    if (mark) mark.style.background = runColor(place);
     return el("span", { className: "badge", title: `The last value is outside the healthy range: ${metric.healthy}` }, mark, `▲ ${text}`);
   });
   return el("header", {}, details, el("span", { className: "badges" }, warned));

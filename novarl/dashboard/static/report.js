@@ -40,12 +40,12 @@ function curvesPart() {
 
 function samplesPart() {
   if (!data.samples.length) return el("p", { className: "faint" }, data.steps_logged ? "None were asked for." : "The run has no rollouts.");
-  const colour = el("select", { "aria-label": "Colour tokens by" }, MEASURES.map((measure) => el("option", { value: measure.name }, measure.title)));
+  const color = el("select", { "aria-label": "Color tokens by" }, MEASURES.map((measure) => el("option", { value: measure.name }, measure.title)));
   const sheet = el("div", { className: "sheet" });
   const body = el("div", {});
   const legends = el("span", {});
   const draw = () => {
-    const measure = measureNamed(colour.value);
+    const measure = measureNamed(color.value);
     const newest = data.samples.at(-1);
     legends.replaceChildren(newest.groups.length ? legend(measure, newest.groups[0].scales) : "");
     body.replaceChildren(
@@ -61,9 +61,9 @@ function samplesPart() {
     );
   };
   const opened = new Map();
-  colour.addEventListener("change", draw);
+  color.addEventListener("change", draw);
   draw();
-  return [el("div", { className: "tools" }, el("label", {}, "Colour ", colour), legends), body, sheet];
+  return [el("div", { className: "tools" }, el("label", {}, "Color ", color), legends), body, sheet];
 }
 
 function configPart() {

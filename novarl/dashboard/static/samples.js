@@ -53,8 +53,8 @@ export class SamplesView {
     this.toggle = el("button", { type: "button", className: "toggle", "aria-expanded": "false", onclick: () => this.toggle.setAttribute("aria-expanded", this.filterBox.classList.toggle("opened")) }, "Filters");
     const find = (backwards, text, title) => el("button", { type: "button", title, onclick: () => this.find(backwards) }, text);
     this.matching = el("span", { className: "faint", role: "status" });
-    this.colour = el("select", { "aria-label": "Colour tokens by", title: "Colour tokens by (c)" }, MEASURES.map((measure) => el("option", { value: measure.name }, measure.title)));
-    this.colour.addEventListener("change", () => this.app.go({ colour: this.colour.value }));
+    this.color = el("select", { "aria-label": "Color tokens by", title: "Color tokens by (c)" }, MEASURES.map((measure) => el("option", { value: measure.name }, measure.title)));
+    this.color.addEventListener("change", () => this.app.go({ color: this.color.value }));
     this.legend = el("span", {});
     this.list = el("ol", { className: "grouplist" });
     this.pager = el("div", { className: "pager" });
@@ -69,7 +69,7 @@ export class SamplesView {
       { className: "samples" },
       el("div", { className: "tools steps" }, this.title, el("button", { type: "button", title: "Earlier step (←)", "aria-label": "Earlier step", onclick: () => this.move(-1) }, "‹"), this.at, el("button", { type: "button", title: "Later step (→)", "aria-label": "Later step", onclick: () => this.move(1) }, "›"), this.slider),
       (this.filterBox = el("div", { className: "tools filters" }, q, this.toggle, others, el("span", { className: "pairbuttons" }, find(true, "‹ match", "The step before with a match (N)"), find(false, "match ›", "The next step with a match (n)")), el("label", { className: "check" }, this.only, "matching answers only"), this.matching)),
-      el("div", { className: "tools" }, el("label", {}, "Colour ", this.colour), this.legend),
+      el("div", { className: "tools" }, el("label", {}, "Color ", this.color), this.legend),
       el("div", { className: "browser" }, this.listBox, this.main),
       this.sheet,
     );
@@ -101,7 +101,7 @@ export class SamplesView {
     this.slider.max = this.steps.length - 1;
     this.slider.value = this.steps.indexOf(this.step);
     this.at.replaceChildren("step ", el("b", {}, number(this.step, 9)), el("span", { className: "faint" }, ` of ${number(this.steps.at(-1), 9)}`));
-    this.colour.value = measureNamed(this.app.state.colour).name;
+    this.color.value = measureNamed(this.app.state.color).name;
     return this.load(asked);
   }
 
@@ -154,7 +154,7 @@ export class SamplesView {
   drawGroup() {
     const group = this.shownGroup;
     if (!group) return;
-    const measure = measureNamed(this.app.state.colour);
+    const measure = measureNamed(this.app.state.color);
     const recorded = group.answers.some((answer) => Object.keys(answer.columns).length);
     this.legend.replaceChildren(recorded ? legend(measure, group.scales) : el("span", { className: "faint" }, "no tokens recorded"));
     const across = el("button", { type: "button", title: "The same prompt in other steps (p)", onclick: () => this.openAcross() }, "This prompt across steps");
@@ -270,7 +270,7 @@ export class SamplesView {
 
   // The state of the page changed, by a key, a link or the back button.
   updated(before) {
-    const { run, step, group, colour } = this.app.state;
+    const { run, step, group, color } = this.app.state;
     if (run !== before.run || step !== before.step) {
       if (run !== before.run) this.page = 0;
       if (run !== before.run && this.across) {
@@ -286,8 +286,8 @@ export class SamplesView {
       this.closeSheet();
       return this.openGroup(group);
     }
-    if (colour !== before.colour) {
-      this.colour.value = measureNamed(colour).name;
+    if (color !== before.color) {
+      this.color.value = measureNamed(color).name;
       this.drawGroup();
     }
     return undefined;
@@ -324,9 +324,9 @@ export class SamplesView {
       if (by[0]) this.move(by[0]);
       else this.moveGroup(by[1]);
     } else if (event.key === "c" || event.key === "C") {
-      const place = MEASURES.findIndex((measure) => measure.name === this.colour.value);
+      const place = MEASURES.findIndex((measure) => measure.name === this.color.value);
       const by_ = event.key === "c" ? 1 : MEASURES.length - 1;
-      this.app.go({ colour: MEASURES[(place + by_) % MEASURES.length].name });
+      this.app.go({ color: MEASURES[(place + by_) % MEASURES.length].name });
     } else if (event.key === "n") this.find(false);
     else if (event.key === "N") this.find(true);
     else if (event.key === "p" && this.shownGroup) this.openAcross();
@@ -340,7 +340,7 @@ export class SamplesView {
   }
 }
 
-// A mark in the list of groups: an answer's reward within its group, as a shape and a colour.
+// A mark in the list of groups: an answer's reward within its group, as a shape and a color.
 function mark(answer, entry) {
   if (answer.status === "failed") return "✕";
   if (answer.reward === null) return "–";

@@ -1,4 +1,4 @@
-// The tokens of an answer, coloured by one measure; a click shows all measures of a token.
+// The tokens of an answer, colored by one measure; a click shows all measures of a token.
 import { el, number, shown } from "./dom.js";
 
 const difference = (one, other) => (one === undefined || other === undefined ? undefined : one - other);
@@ -96,7 +96,7 @@ function broken(piece) {
   return parts.flatMap((part, place) => (place ? [el("span", { className: "code" }, "↵"), "\n", shown(part)] : [shown(part)]));
 }
 
-// What the colours mean, with the values at which they are full.
+// What the colors mean, with the values at which they are full.
 export function legend(measure, scales) {
   const scale = scales[measure.name];
   if (!scale) return el("span", { className: "legend faint" }, `${measure.title}: not recorded in this step`);
@@ -105,7 +105,7 @@ export function legend(measure, scales) {
   const full = number(scale.full, 3);
   return el(
     "span",
-    { className: "legend", title: `Full colour at the 98th percentile; the largest is ${number(scale.most)}` },
+    { className: "legend", title: `Full color at the 98th percentile; the largest is ${number(scale.most)}` },
     el("span", { className: "num" }, measure.signed ? `−${full}` : "0"),
     cells.map((cell) => el("span", { className: `t cell ${cell}` }, "ab")),
     el("span", { className: "num" }, full),

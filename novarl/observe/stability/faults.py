@@ -41,7 +41,7 @@ PLUMBING = (
         "plumbing",
         "Truncated sampling (top_k, top_p, min_p) that the learner does not correct",
         COLUMNS,
-        "d is never above 0 and its mean is below 0: the sampler renormalised over fewer tokens",
+        "d is never above 0 and its mean is below 0: the sampler renormalized over fewer tokens",
         "Record the supports of truncated sampling, or sample with top_p=1, top_k=0 and min_p=0",
         severity="critical",
     ),

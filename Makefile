@@ -13,7 +13,8 @@ STAMP := $(VENV)/.installed
 
 # Set before torch loads: the same kernel for every row, so a request's numbers do not depend on its neighbors.
 ifndef MKL_CBWR
-MKL_CBWR := $(shell $(PYTHON) novarl/core/processor.py)
+# -P: beside that file is a types.py, which must not stand in for the standard library's.
+MKL_CBWR := $(shell $(PYTHON) -P novarl/core/processor.py 2>/dev/null)
 endif
 export MKL_CBWR
 export OMP_NUM_THREADS ?= $(THREADS)

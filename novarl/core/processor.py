@@ -1,4 +1,4 @@
-"""Processor facts needed before torch is imported. `python novarl/core/processor.py` prints the MKL mode.
+"""Processor facts needed before torch is imported. `python -P novarl/core/processor.py` prints the MKL mode.
 
 MKL chooses a kernel by the shape of a product, so the last bits of a row depend on the number of rows. `MKL_CBWR` makes
 it use one kernel for all shapes, but which value works depends on the processor. Measured for rows in multiples of 4

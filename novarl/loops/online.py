@@ -109,20 +109,23 @@ def learn(state: LoopState, pending: Pending, stages: Stages) -> Record:
     """Update the policy and the supplier of credit on the next minibatch."""
     part, scores, credit = pending.next()
     record: Record = {}
-    guard, optimizer = stages.guard, stages.learner.optimizer
-    before = None if guard is None else guard.before(optimizer)
+    guard = stages.guard
+    before = None if guard is None else guard.before(stages.learner.optimizer)
     if state.step >= stages.frozen_steps:
         stages.governor.rule(stages.learner)
         measured: dict[str, Tensor] | None = None if pending.measured is None else {}
-        update = partial(stages.learner.update, part, scores, credit, measured=measured)
-        record = update() if guard is None else guard.attempt(state.step + 1, update, optimizer)
+        asked = {} if measured is None else {"measured": measured}
+        update = partial(stages.learner.update, part, scores, credit, **asked)
+        record = update() if guard is None else guard.attempt(state.step + 1, update, stages.learner.optimizer)
         if measured is not None:
             pending.note(measured)
         record["staleness"] = off_policy.staleness(part.version, state.update, part.mask).item()
     if stages.supplier is not None:
         record = fitting.joined(record, stages.supplier.learn(part, scores, credit))
     record = record | pending.record
-    return record if guard is None else record | guard.judge(state.step + 1, record, optimizer, before)
+    if guard is None:
+        return record
+    return record | guard.judge(state.step + 1, record, stages.learner.optimizer, before)
 
 
 def gather(stages: Stages, play: Play, stream: dict[str, Any], *, step: int, version: int) -> Gathered:

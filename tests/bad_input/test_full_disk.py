@@ -17,10 +17,10 @@ from novarl.core.checkpoint import Disk, damage
 from novarl.observe.sinks import jsonl
 from tests.compose.harness import (
     RL,
-    alerts,
     deterministic_metrics,
     events,
     finished,
+    notes,
     novarl,
     questions,
     summary,
@@ -211,6 +211,6 @@ def test_a_torn_checkpoint_is_passed_over_and_said(undisturbed: Path, tmp_path: 
     torn = run / "checkpoints" / "step-000003" / "tensors.safetensors"
     torn.write_bytes(torn.read_bytes()[:-100])
     finished(*words, "resume=auto")
-    (alert,) = alerts(run)
+    (alert,) = notes(run)
     assert alert.endswith("step-000003: the checksum of tensors.safetensors does not match")
     assert damage(run / "checkpoints" / "step-000003") is None and same_run(run, undisturbed)

@@ -182,7 +182,11 @@ def test_a_policy_is_no_reference_of_itself() -> None:
         PPOTrainer(policy, policy, ToyRewardModel())
 
 
-def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_page_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.pt").write_bytes(b"weights")
     page = (Path(__file__).parents[2] / "docs/compat.md").read_text(encoding="utf-8")
     for block in page.split("```python\n")[1:]:
         exec(compile(block.partition("```")[0], "docs/compat.md", "exec"), {})

@@ -120,6 +120,12 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in read_lines(run / "events.jsonl") if row["kind"] == kind]
 
 
+def notes(run: Path) -> list[str]:
+    """`alerts` without those of the monitor, which have names."""
+    named = {event["message"] for event in events(run, "alert") if "alert" in event}
+    return [message for message in alerts(run) if message not in named]
+
+
 def alerts(run: Path) -> list[str]:
     """What a run said should be known of it, but for the columns of `questions` that a run by rewards does not use."""
     said = [event["message"] for event in events(run, "alert")]

@@ -37,6 +37,7 @@ from tests.compose.harness import (
     finished,
     lightly,
     metrics,
+    notes,
     novarl,
     questions,
     snapshot,
@@ -172,7 +173,7 @@ def test_what_a_resumed_run_changes_is_said_and_other_rows_are_refused(folder: P
     idle = finished(*words, "run_dir=run", "resume=auto", "optim.lr=1e-4")
     assert "Note: Resuming with optim.lr=0.0001 (previously null) (no effect on a complete run)" in idle.out
     finished(*words, "run_dir=run", "resume=auto", "steps=2", "save_every=7", "optim.lr=1e-4", "adv.norm_std=true")
-    said = alerts(folder / "run")
+    said = notes(folder / "run")
     assert said == [
         "Resuming with optim.lr=0.0001 (previously null)",
         "Resuming with adv.norm_std=true (previously null)",
@@ -352,7 +353,7 @@ def test_a_run_whose_curves_cannot_be_drawn_is_no_failed_one(folder: Path) -> No
     process = start(*COMMANDS["rl on rows"], "run_dir=run", planted=planted)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0 and summary(folder / "run")["status"] == "done", err
-    (alert,) = alerts(folder / "run")
+    (alert,) = notes(folder / "run")
     assert "Could not draw the curves (ModuleNotFoundError" in alert
 
 

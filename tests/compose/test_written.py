@@ -29,6 +29,14 @@ RUNS = {
         *("rl", *ON_TASK, "algo=grpo", *CONSTRAINED.split(), "constraint_optimization.mode=early_stop"),
         "updates_per_rollout=2",
     ),
+    "a guard that skips": (
+        "rl",
+        *ON_TASK,
+        "algo=grpo",
+        "optim.lr=0.5",
+        "steps=4",
+        "guard.on_alert={kl_explosion: skip}",
+    ),
     "groups that teach nothing": ("rl", *ON_TASK, "algo=grpo", "loss.surrogate=gpg"),
     "several objectives": (
         *("rl", *ON_TASK, "multi_objective.enabled=true", "eval_every=1"),

@@ -23,7 +23,6 @@ IGNORED = [(TREES[kind], row) for row in rows() if isinstance(row, Ignored) for 
 CEREMONY = {
     "logging_steps": "every step is logged",
     "remove_unused_columns": "every column of a row is kept",
-    "run_name": "a run is identified by its run_dir",
     "gradient_accumulation_steps": "micro.max_tokens sets the size of micro-batches",
 }
 TRAINING = [RLConfig, SFTConfig, DPOConfig, RMConfig]
@@ -152,7 +151,7 @@ def test_a_whole_command_line_of_trls_is_accepted(capsys: pytest.CaptureFixture[
     assert "LoRA: only adapters of rank 16 (alpha 32) on the layers q_proj, v_proj are trained." in " ".join(
         told.split()
     )
-    assert told.count("is ignored: ") == 5
+    assert told.count("is ignored: ") == 4
     with pytest.raises(NovaErrors) as caught:
         given(RLConfig, "logging_steps=1", "push_to_hub=true", "fp16=true", "num_train_epochs=2")
     assert len(caught.value.each) == 3, "and what is refused beside it is said as before"
